@@ -44,7 +44,8 @@ class JournalEntry(NamedTuple):
     callable KEY_PREFIX answered. ``holder``: who holds the lease, or wants it. ``ttl``: of the lease, in seconds.
     ``seconds``: for how long it was waited for (GRANTED, TIMED_OUT, WAIT_ENDED), is to be waited for at most (WAITS;
     None: no bound), or was held (the others). ``text``: NOT_RENEWED, why it was lost, by whom it was freed, what keeps
-    it, who was in the way, or why a wait or its renewal ended.
+    it, who was in the way, why a wait or its renewal ended, or which leases the thread or task has that WAITS: their
+    digests, for names do not tell whether it is the same.
     """
 
     at: float

@@ -12,14 +12,14 @@ from .. import signals
 from ..exceptions import LockBackendError
 from ..journal import NOT_RENEWED, Event
 from ..options import Terms
-from ..types import Grant, LockInfo, LockRequest, execution_kind, place_of
+from ..types import Grant, LockInfo, LockRequest, digest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
 from . import transactions
 from .busy import WAITS_FOR_ITSELF, copied_error, not_acquired, reentry_error, slow_error
 from .events import about_request
-from .holds import BY_WITH, Hold, Holds, remember, remembers
+from .holds import BY_WITH, Hold, Holds, had_by, remember, remembers
 from .lease import Lease
 from .registry import Service, hint_at_local_memory
 from .ungranted import UngrantedLease
@@ -119,7 +119,8 @@ class Acquisition:
 
     def steps(self) -> Steps[Lease | LockInfo]:
         """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError."""
-        self._note(Event.WAITS)
+        if self._service.journal:
+            self._note(Event.WAITS, " ".join(digest(had.token) for had in had_by(self._execution, self.backend.alias)))
         while True:
             try:
                 if self._pause:

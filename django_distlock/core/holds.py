@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
+from itertools import islice
 from typing import ClassVar, cast
 from weakref import ReferenceType, ref
 
@@ -197,6 +198,7 @@ class ResponseRetainer(Retainer):
 Acquired = tuple[ReferenceType[Lease], "Acquired | None", int]
 
 SPARE = 8  # at least
+MOST_TOLD = 20  # leases, in an entry of the journal
 # Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
 # lease only when the thread or task is the same *and* the context remembers having acquired it.
 _acquired: ContextVar[Acquired | None] = ContextVar("django_distlock_acquired", default=None)
@@ -218,6 +220,12 @@ def remember(lease: Lease) -> None:
 
 def remembers(lease: Lease) -> bool:
     return any(known is lease for known in acquired_here())
+
+
+def had_by(execution: object, using: str) -> list[Lease]:
+    """The leases of an alias that this thread or task has; the latest one first, and no more than MOST_TOLD."""
+    had = (one for one in acquired_here() if one.using == using and one._belongs_to(execution) and one.is_held)
+    return list(islice(had, MOST_TOLD))
 
 
 def acquired_here() -> Iterator[Lease]:

@@ -11,7 +11,7 @@ from django.utils import timezone
 from ..journal import BEGINS, ENDS, RESPONSE, TRANSACTION, Event, JournalEntry
 from ..types import Holder
 from .inventory import format_duration
-from .situation import HeldLease, Situation, execution, process
+from .situation import HeldLease, Situation, Waiting, execution, process
 
 BEFORE, AFTER = 600.0, 60.0  # seconds of the journal that tell of a moment
 KEPT_LONG = 2.0  # seconds for which a lease is kept after its holder has left it that are worth a word
@@ -27,11 +27,15 @@ class Cause(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A holder, and the lock for which it waits itself. ``is_certain``: it is that thread or task which waits."""
+    """A holder, and the lock for which it waits itself. ``waiter``: who waits, as far as is known.
+
+    ``is_certain``: it is the thread or task of the holder which waits.
+    """
 
     held: str
     holder: Holder
     wanted: str
+    waiter: Holder
     is_certain: bool
 
 
@@ -62,43 +66,55 @@ def moment(at: float, now: float) -> str:
 
 def _circles(situation: Situation) -> Iterator[Cause]:
     for lease in situation.in_use(situation.name):
-        if lease.holder and (chain := _chain(situation, situation.name, lease.holder)):
+        if chain := _chain(situation, situation.name, lease):
             is_closed = chain[-1].wanted in {edge.held for edge in chain}
             yield _circle(chain) if is_closed else _waits_itself(situation, chain)
 
 
-def _chain(situation: Situation, name: str, holder: Holder) -> list[Edge]:
+def _chain(situation: Situation, name: str, held: HeldLease) -> list[Edge]:
     """From the lock to the one that its holder waits for, and on: to a circle, if there is one."""
     best: list[Edge] = []
 
-    def follow(links: list[Edge], name: str, holder: Holder) -> bool:
+    def follow(links: list[Edge], name: str, lease: HeldLease) -> bool:
         nonlocal best
-        for wanted, is_certain in _wanted_by(situation, name, holder):
-            chain = [*links, Edge(name, holder, wanted, is_certain)]
+        for edge in _edges_of(situation, name, lease):
+            chain = [*links, edge]
             best = best or chain
-            if wanted in {edge.held for edge in chain}:
+            if edge.wanted in {one.held for one in chain}:
                 best = chain
                 return True
-            for lease in situation.in_use(wanted):
-                if lease.holder and follow(chain, wanted, lease.holder):
-                    return True
+            if any(follow(chain, edge.wanted, further) for further in situation.in_use(edge.wanted)):
+                return True
         return False
 
-    follow([], name, holder)
+    follow([], name, held)
     return best
 
 
-def _wanted_by(situation: Situation, held: str, holder: Holder) -> list[tuple[str, bool]]:
-    """The locks for which the holder of one waits, and whether that is certain; the certain ones first."""
-    found: dict[str, bool] = {}
+def _edges_of(situation: Situation, held: str, lease: HeldLease) -> list[Edge]:
+    """To the locks for which the holder of one waits; the certain ones first."""
+    found: dict[str, Edge] = {}
     for name, queue in situation.queues.items():
-        for waiter in (one for waiting in queue or () for one in waiting.holders):
-            if process(waiter) == process(holder):
-                if execution(waiter) == execution(holder):
-                    found[name] = True
-                elif not waiter.thread and name != held:  # others of its process may wait for what it holds
-                    found.setdefault(name, False)
-    return sorted(found.items(), key=lambda one: not one[1])
+        for waiting in (one for first in queue or () for one in first.everybody):
+            if waiting.holder and lease.holder and (is_certain := _is_of(waiting, lease)) is not False:
+                edge = Edge(held, lease.holder, name, waiting.holder, bool(is_certain))
+                if edge.is_certain:
+                    found[name] = edge
+                elif name != held:  # others of its process may wait for what it holds
+                    found.setdefault(name, edge)
+    return sorted(found.values(), key=lambda edge: not edge.is_certain)
+
+
+def _is_of(waiting: Waiting, lease: HeldLease) -> bool | None:
+    """Whether it is the holder of a lease who waits. None: it may be, because names are not enough to know it."""
+    waiter, holder = waiting.holder, lease.holder
+    if not waiter or not holder or process(waiter) != process(holder):
+        return False
+    if waiting.has is None:
+        return None if waiter.thread in ("", holder.thread) else False
+    if lease.lease in waiting.has:
+        return True if lease.kept != RESPONSE else None  # its thread or task has left what an open response keeps
+    return False
 
 
 def _circle(chain: Sequence[Edge]) -> Cause:
@@ -106,8 +122,7 @@ def _circle(chain: Sequence[Edge]) -> Cause:
     circle = chain[begin:]
     is_certain = all(edge.is_certain for edge in circle)
     each = "; ".join(
-        f"{who(edge.holder if edge.is_certain else edge.holder._replace(thread=''))} holds {edge.held!r} and waits for"
-        f" {edge.wanted!r}"
+        f"{who(edge.holder if edge.waiter.thread else edge.waiter)} holds {edge.held!r} and waits for {edge.wanted!r}"
         for edge in circle
     )
     advice = "Take locks in one order everywhere, so that nobody waits for one while others wait for it."
@@ -115,7 +130,7 @@ def _circle(chain: Sequence[Edge]) -> Cause:
         return Cause("deadlock", f"Deadlock: {each}. {advice}")
     return Cause(
         "possible deadlock",
-        f"Possible deadlock: {each}. Whether it is the same thread that holds and waits is not known. {advice}",
+        f"Possible deadlock: {each}. Whether it is the same thread or task that holds and waits is not known. {advice}",
     )
 
 
@@ -167,10 +182,10 @@ def _copy_of(situation: Situation, lease: HeldLease) -> Holder | None:
     """Who waits with the same message of Celery as the holder has."""
     if not lease.holder or not lease.holder.message:
         return None
-    waiting = [one for queue in situation.waiting or () for one in queue.holders]
-    waiting += [entry.holder for entry in _since(situation, lease.since, Event.TIMED_OUT) if entry.holder]
+    waiting = [one.holder for first in situation.waiting or () for one in first.everybody]
+    waiting += [entry.holder for entry in _since(situation, lease.since, Event.TIMED_OUT)]
     mine = execution(lease.holder)
-    copies = (one for one in waiting if one.message == lease.holder.message and execution(one) != mine)
+    copies = (one for one in waiting if one and one.message == lease.holder.message and execution(one) != mine)
     return next(copies, None)
 
 

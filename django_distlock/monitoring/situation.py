@@ -20,7 +20,7 @@ MOST_QUEUES = 5000  # that are looked at to find out what a holder waits for
 OF_WAITS = frozenset({Event.WAITS, Event.GRANTED, Event.TIMED_OUT, Event.WAIT_ENDED})  # what tells that one waits
 UNTOLD = 1.0  # seconds after its deadline for which a waiter of which nothing is told yet is taken to wait
 
-Execution = tuple[str, int, str]  # host, process, thread or task
+Execution = tuple[str, int, str]  # host, process, and the name of a thread or task
 
 
 class HeldLease(NamedTuple):
@@ -45,15 +45,24 @@ class HeldLease(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Somebody who waits, as far as is known: a Holder without a thread is a process. ``behind``: others of it."""
+    """Somebody who waits, as far as is known: a Holder without a thread is a process. ``behind``: others of it.
+
+    ``has``: which leases that thread or task has, by their digests; None: not known.
+    """
 
     holder: Holder | None
     since: float
-    behind: tuple[Holder, ...] = ()
+    behind: tuple[Waiting, ...] = ()
+    has: tuple[str, ...] | None = None
+
+    @classmethod
+    def told(cls, entry: JournalEntry) -> Waiting:
+        """As the journal tells."""
+        return cls(entry.holder, entry.at, has=tuple(entry.text.split()))
 
     @property
-    def holders(self) -> list[Holder]:
-        return [*([self.holder] if self.holder else []), *self.behind]
+    def everybody(self) -> tuple[Waiting, ...]:
+        return self, *self.behind
 
 
 @dataclass
@@ -165,7 +174,7 @@ def from_journal(
 ) -> Situation:
     """As the journal tells of that moment."""
     known = [entry for entry in entries or () if entry.at <= at]
-    queues = {each: [Waiting(one.holder, one.at) for one in waits] for each, waits in waits_in(known, at).items()}
+    queues = {each: [*map(Waiting.told, waits)] for each, waits in waits_in(known, at).items()}
     proven = {entry.lease for entry in entries or () if entry.at > at and entry.event is not Event.LOST}
     leases = {
         each: [lease for lease in found if lease.until is None or at < lease.until or lease.lease in proven]
@@ -244,18 +253,22 @@ def waits_in(entries: Iterable[JournalEntry], at: float) -> dict[str, list[Journ
 def _queue(queue: Sequence[QueuedWaiter] | None, waits: Sequence[JournalEntry]) -> list[Waiting] | None:
     """The store knows the places, and with luck the processes; the journal knows threads, and who stands behind."""
     if queue is None:
-        return [Waiting(one.holder, one.at) for one in waits] if waits else None
+        return [*map(Waiting.told, waits)] or None
     by_lease = {one.lease: one for one in waits}
     left, found = list(waits), []
     for place in queue:
         told = by_lease.get(place.lease)
         if told is None and place.holder:
-            told = next((one for one in left if one.holder and process(one.holder) == process(place.holder)), None)
+            told = next((one for one in left if one.holder and _may_be(place.holder, one.holder)), None)
         if told in left:
             left.remove(told)
-        holder = place.holder if place.holder and place.holder.thread else told.holder if told else place.holder
-        found.append(Waiting(holder, told.at if told else place.since))
+        found.append(Waiting.told(told) if told else Waiting(place.holder, place.since))
     return [_with_those_behind(one, left) for one in found]
+
+
+def _may_be(known: Holder, told: Holder) -> bool:
+    """``known``: as far as the store knows it."""
+    return process(told) == process(known) and known.thread in ("", told.thread)
 
 
 def _with_those_behind(first: Waiting, left: list[JournalEntry]) -> Waiting:
@@ -264,4 +277,4 @@ def _with_those_behind(first: Waiting, left: list[JournalEntry]) -> Waiting:
         return first
     behind = [one for one in left if one.holder and process(one.holder) == process(first.holder)]
     left[:] = [one for one in left if one not in behind]
-    return first._replace(behind=tuple(one.holder for one in behind if one.holder))
+    return first._replace(behind=tuple(map(Waiting.told, behind)))

@@ -235,6 +235,30 @@ class TestEvents:
         assert (dropped.event, dropped.text) == (Event.BOUND_REACHED, "its handle was dropped")
         eventually(lambda: not backend.look(["order:42"])[0])
 
+    def test_a_thread_that_waits_tells_which_leases_it_has(self, backend):
+        hold_elsewhere("order:42")
+        with lock("left"):
+            pass
+        with lock("order:43") as first, lock("order:44") as second:
+            lock("order:42").acquire(timeout=0.1)
+        [waits] = [entry for entry in entries(backend, 8) if entry.event is Event.WAITS]
+        assert waits.text.split() == [digest(lease.token) for lease in (second, first)]
+
+    def test_a_task_that_waits_does_not_tell_those_of_the_one_that_began_it(self, backend):
+        async def child():
+            async with lock("order:43") as own:
+                await lock("order:42").aacquire(timeout=0.1)
+            return own
+
+        async def main():
+            async with lock("order:44"):
+                return await asyncio.create_task(child())
+
+        hold_elsewhere("order:42")
+        own = asyncio.run(main())
+        [waits] = [entry for entry in entries(backend, 6) if entry.event is Event.WAITS]
+        assert waits.text == digest(own.token)
+
     def test_a_lock_that_is_entered_again_is_no_wait(self, backend):
         with lock("order:42"), pytest.raises(LockReentry), lock("order:42"):
             pass

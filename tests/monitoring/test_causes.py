@@ -17,13 +17,13 @@ NOW = 1_795_700_000.0
 ORDER = "Take locks in one order everywhere, so that nobody waits for one while others wait for it."
 SENTENCES = {
     "deadlock": (
-        "Deadlock: invoices (pid 23720 on vm, MainThread) holds 'account:1' and waits for 'account:2'; refunds (pid"
-        f" 23740 on vm, MainThread) holds 'account:2' and waits for 'account:1'. {ORDER}"
+        "Deadlock: invoices (pid 3235 on vm, MainThread) holds 'account:1' and waits for 'account:2'; refunds (pid"
+        f" 3297 on vm, MainThread) holds 'account:2' and waits for 'account:1'. {ORDER}"
     ),
     "deadlock_without_a_journal": (
         "Possible deadlock: pid 23834 on vm holds 'account:1' and waits for 'account:2'; pid 23890 on vm holds"
-        " 'account:2' and waits for 'account:1'. Whether it is the same thread that holds and waits is not known."
-        f" {ORDER}"
+        " 'account:2' and waits for 'account:1'. Whether it is the same thread or task that holds and waits is not"
+        f" known. {ORDER}"
     ),
     "slow_reader": (
         "The view of GET __main__.report (pid 24357 on vm, MainThread) has returned, but its response is not finished:"
@@ -82,11 +82,20 @@ def somebody(label="work", *, pid=1, host="web-1", thread="MainThread", message=
 
 
 def entry(event, ago, holder, name="a", lease="", **about):
-    return JournalEntry(NOW - ago, event, name, lease or f"lease of {holder.label}", holder, **about)
+    return JournalEntry(NOW - ago, event, name, lease or lease_of(holder), holder, **about)
+
+
+def lease_of(holder):
+    return f"lease-of-{holder.label}"
+
+
+def waiting(holder, *behind, ago=0.0):
+    """Of a thread, it is told which lease it has. Of a process, nothing is."""
+    return Waiting(holder, NOW - ago, behind, (lease_of(holder),) if holder.thread else None)
 
 
 def held(holder, ago=5.0, **about):
-    return HeldLease(f"lease of {holder.label}", holder, NOW - ago, **about)
+    return HeldLease(lease_of(holder), holder, NOW - ago, **about)
 
 
 def kinds(situation):
@@ -97,11 +106,11 @@ ONE, OTHER = somebody("one"), somebody("other", pid=2)
 
 
 class TestCircles:
-    def situation(self, holders, waiting):
+    def situation(self, holders, queues):
         return Situation(
             "a", "default", NOW,
             leases={name: [held(holder)] for name, holder in holders.items()},
-            queues={name: [Waiting(holder, NOW) for holder in queue] for name, queue in waiting.items()},
+            queues={name: [waiting(holder) for holder in queue] for name, queue in queues.items()},
         )  # fmt: skip
 
     def test_of_three(self):
@@ -139,26 +148,38 @@ class TestCircles:
         )
 
     def test_other_threads_of_the_holders_are_no_circle(self):
-        waiting = {"b": [somebody("one", thread="Thread-1")], "a": [somebody("other", pid=2, thread="Thread-1")]}
-        assert kinds(self.situation({"a": ONE, "b": OTHER}, waiting)) == []
+        queues = {"b": [somebody("1", thread="Thread-1")], "a": [somebody("2", pid=2, thread="Thread-1")]}
+        assert kinds(self.situation({"a": ONE, "b": OTHER}, queues)) == []
 
     def test_of_processes(self):
-        waiting = {"b": [ONE._replace(thread="", label="")], "a": [OTHER._replace(thread="", label="")]}
-        assert kinds(self.situation({"a": ONE, "b": OTHER}, waiting)) == ["possible deadlock"]
+        queues = {"b": [ONE._replace(thread="", label="")], "a": [OTHER._replace(thread="", label="")]}
+        assert kinds(self.situation({"a": ONE, "b": OTHER}, queues)) == ["possible deadlock"]
+
+    @pytest.mark.parametrize(("has", "expected"), [(None, ["possible deadlock"]), ((), []), (("another",), [])])
+    def test_a_name_that_several_threads_or_tasks_have_is_not_enough(self, has, expected):
+        situation = self.situation({"a": ONE, "b": OTHER}, {"a": [OTHER]})
+        situation.queues = {**situation.queues, "b": [waiting(ONE)._replace(has=has)]}
+        assert kinds(situation) == expected
+
+    def test_what_an_open_response_keeps_its_thread_has_left(self):
+        situation = self.situation({"a": ONE, "b": OTHER}, {"b": [ONE], "a": [OTHER]})
+        situation.leases = {**situation.leases, "b": [held(OTHER, kept=RESPONSE, kept_since=NOW)]}
+        assert kinds(situation) == ["possible deadlock"]
 
     def test_a_process_may_wait_for_what_another_thread_of_it_holds(self):
         assert kinds(self.situation({"a": ONE}, {"a": [ONE._replace(thread="", label="")]})) == []
 
     def test_one_that_stands_behind_another_of_its_process_waits(self):
         situation = self.situation({"a": ONE, "b": OTHER}, {"a": [OTHER]})
-        first = Waiting(somebody("first", thread="Thread-1"), NOW, (ONE,))
+        first = waiting(somebody("first", thread="Thread-1"), waiting(ONE))
         situation.queues = {**situation.queues, "b": [first]}
         assert kinds(situation) == ["deadlock"]
 
     def test_of_the_past(self):
         told = [
             entry(Event.GRANTED, 9, ONE, "a"), entry(Event.GRANTED, 9, OTHER, "b"),
-            entry(Event.WAITS, 8, ONE, "b", seconds=30), entry(Event.WAITS, 8, OTHER, "a", seconds=30),
+            entry(Event.WAITS, 8, ONE, "b", seconds=30, text=lease_of(ONE)),
+            entry(Event.WAITS, 8, OTHER, "a", seconds=30, text=f"further {lease_of(OTHER)}"),
             entry(Event.TIMED_OUT, 2, ONE, "b"),
         ]  # fmt: skip
         assert kinds(from_journal(told, "a", "default", NOW - 5, None)) == ["deadlock"]
@@ -187,7 +208,7 @@ class TestLeases:
         situation = self.situation(held(ONE, kept=TRANSACTION, kept_since=NOW - 0.5))
         assert kinds(situation) == []
         assert ", kept for its transaction. " in explain.holders(situation)[0]
-        situation.queues = {"a": [Waiting(OTHER, NOW - 0.1)]}
+        situation.queues = {"a": [waiting(OTHER, ago=0.1)]}
         assert kinds(situation) == ["open transaction"]
 
     def test_longer_than_long_held(self):

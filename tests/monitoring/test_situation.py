@@ -24,6 +24,11 @@ def waits(holder, lease="", ago=5.0, seconds=30.0, name="a"):
     return JournalEntry(NOW - ago, Event.WAITS, name, lease or holder.thread, holder, seconds=seconds)
 
 
+def told(holder, *behind):
+    """As the entry of ``waits()`` tells it: it has no lease."""
+    return Waiting(holder, NOW - 5, behind, ())
+
+
 class Store:
     """What a backend would say."""
 
@@ -58,16 +63,16 @@ class TestQueues:
     def test_a_place_is_that_of_the_thread_with_its_token(self, waiting):
         one, other = thread(1), thread(2, pid=2)
         places = [QueuedWaiter("Thread-2", NOW - 4), QueuedWaiter("Thread-1", NOW - 3)]
-        assert waiting(places, waits(one), waits(other)) == [Waiting(other, NOW - 5), Waiting(one, NOW - 5)]
+        assert waiting(places, waits(one), waits(other)) == [told(other), told(one)]
 
     def test_a_token_that_another_thread_of_the_process_goes_on_with(self, waiting):
-        assert waiting([QueuedWaiter("inherited", NOW, process())], waits(thread(1))) == [Waiting(thread(1), NOW - 5)]
+        assert waiting([QueuedWaiter("inherited", NOW, process())], waits(thread(1))) == [told(thread(1))]
 
     def test_those_behind_a_place_are_told_once(self, waiting):
         places = [QueuedWaiter("Thread-1", NOW, process()), QueuedWaiter("Thread-3", NOW, process())]
         first, second = waiting(places, *(waits(thread(number)) for number in range(1, 5)))
-        assert first == Waiting(thread(1), NOW - 5, (thread(2), thread(4)))
-        assert second == Waiting(thread(3), NOW - 5)
+        assert first == told(thread(1), told(thread(2)), told(thread(4)))
+        assert second == told(thread(3))
 
     def test_a_place_of_which_no_journal_tells(self, waiting):
         assert waiting([QueuedWaiter("x", NOW - 3, process(7))], waits(thread(1))) == [Waiting(process(7), NOW - 3)]
@@ -78,7 +83,7 @@ class TestQueues:
         assert waiting([], waits(thread(1))) == []
 
     def test_a_store_without_a_queue(self, waiting):
-        assert waiting(None, waits(thread(1))) == [Waiting(thread(1), NOW - 5)]
+        assert waiting(None, waits(thread(1))) == [told(thread(1))]
         assert waiting(None) is None
 
 

@@ -17,6 +17,10 @@ def holder(fields: Any) -> Holder | None:
     return Holder(*fields) if fields else None
 
 
+def waiting(who: Any, since: float, behind: Any = (), *more: Any) -> Waiting:
+    return Waiting(holder(who), since, tuple(waiting(*one) for one in behind), *more)
+
+
 def to_data(situation: Situation) -> dict[str, Any]:
     """All of it, as JSON has it."""
     return {
@@ -39,9 +43,6 @@ def read(incident: str) -> Situation:
         leases={
             name: [HeldLease(first, holder(who), *rest) for first, who, *rest in of] for name, of in leases.items()
         },
-        queues={
-            name: queue and [Waiting(holder(who), since, tuple(map(holder, behind))) for who, since, behind in queue]
-            for name, queue in queues.items()
-        },
+        queues={name: queue and [waiting(*one) for one in queue] for name, queue in queues.items()},
         entries=None if entries is None else entries_in(entries),
     )
