@@ -17,6 +17,7 @@ from ...exceptions import InvalidLockName, LockBackendError
 from ...journal import QueuedWaiter
 from ...models import LONGEST_KEY
 from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
+from ...utils.clock import wall_clock
 from ...utils.events import about_event
 from ..base import STEP, JournalBackend, RunsBackend, named
 from ..common.attempts import InDoubt
@@ -322,7 +323,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rows of locks that nobody has held for so long, and of runs of beat that expired so long ago.
 
-        Returns how many.
+        And those of journals to which nothing was written for so long, under whatever KEY_PREFIX. Returns how many.
 
         The next fencing number of such a name is the time of the database: numbers can repeat only if its clock is set
         back by more than ``older_than_seconds``.
@@ -335,6 +336,10 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
             while after is not None:
                 page = self._run(partial(pruning.page, after=after, age=age, size=self.batch_size))
                 deleted, after = deleted + page.deleted, page.end
+        for journal, last in self._run(partial(self._journal.left, before=wall_clock() - older_than_seconds)):
+            delete = partial(self._journal.delete, journal=journal, last=last, most=self.batch_size)
+            while count := self._run(delete):
+                deleted += count
         return deleted
 
     # The runs of beat

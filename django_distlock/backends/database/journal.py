@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...journal import JournalEntry
 from ...models import DatabaseEntry
 
 TABLE = DatabaseEntry._meta.db_table
@@ -35,3 +36,29 @@ class Journal:
                 f"SELECT entry FROM {TABLE} WHERE journal = %s ORDER BY id", [connection.Database.Binary(self._prefix)]
             )
             return [entry for (entry,) in cursor.fetchall()]
+
+    def left(self, connection: Any, before: float) -> list[tuple[bytes, int]]:
+        """The journals of any KEY_PREFIX whose last entry is older, with the ``id`` of that: nobody writes them now.
+
+        ``before``: seconds of Unix time.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT journal, id, entry FROM {TABLE} WHERE id IN (SELECT MAX(id) FROM {TABLE} GROUP BY journal)"
+            )
+            last = [
+                (bytes(journal), number, JournalEntry.from_text(text)) for journal, number, text in cursor.fetchall()
+            ]
+        return [(journal, number) for journal, number, entry in last if entry and entry.at < before]
+
+    def delete(self, connection: Any, journal: bytes, last: int, most: int) -> int:
+        """Delete the oldest entries of a journal, up to the last one and so many at most. Returns how many."""
+        key = connection.Database.Binary(journal)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT id FROM {TABLE} WHERE journal = %s AND id <= %s ORDER BY id LIMIT %s", [key, last, most]
+            )
+            if not (found := cursor.fetchall()):
+                return 0
+            cursor.execute(f"DELETE FROM {TABLE} WHERE journal = %s AND id <= %s", [key, found[-1][0]])
+            return len(found)

@@ -128,7 +128,7 @@ class Command(BaseCommand):
         which.add_argument("--prefix", help="all locks whose names begin with this")
         releasing.add_argument("--slot", type=int, metavar="N", help="of a lock that several may hold, this slot alone")
         releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
-        pruning = add_action("prune", help="delete the rows that databases keep of free locks and of old runs")
+        pruning = add_action("prune", help="delete the rows that databases keep of free locks, old runs and journals")
         pruning.add_argument(
             "--older-than",
             type=Duration(),
@@ -358,7 +358,7 @@ class Command(BaseCommand):
         else:
             for alias, rows in deleted.items():
                 done = f"{rows} row(s) deleted, of locks that nobody has held for {format_duration(age)}"
-                done += " and of runs of beat as old."
+                done += ", and of runs of beat and journals as old."
                 self.stdout.write(f"{alias}: {reasons[alias] if rows is None else done}")
         self._raise_errors(inventory)
         if not any(rows is not None for rows in deleted.values()):

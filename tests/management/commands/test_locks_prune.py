@@ -10,6 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from django_distlock import locks
+from django_distlock.journal import Event, JournalEntry
 from django_distlock.models import DatabaseLock
 from django_distlock.types import LastRun
 from tests.support.commands import said
@@ -56,8 +57,9 @@ def test_rows_older_than_thirty_days_go(database):
     days_pass(database, 29)
     database.acquire(lock_request("held", ttl=60), queue=False)
     text = said("prune")
-    assert (
-        text == "default: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h and of runs of beat as old.\n"
+    assert text == (
+        "default: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h, and of runs of beat and journals as"
+        " old.\n"
     )
     assert rows(database) == 2
     assert "default: 0 row(s) deleted" in said("prune")
@@ -93,6 +95,26 @@ def test_rows_are_deleted_page_by_page(any_database):
     assert any_database.prune(0) == len(old) + 9
     assert locked_names(any_database) == kept
     assert any_database.prune(0) == 0
+
+
+def test_a_journal_to_which_nobody_writes_any_more_goes(any_database, settings):
+    """Because JOURNAL is not set now, or KEY_PREFIX has changed."""
+
+    def keep_a_journal(prefix, age):
+        entry = {**settings.DISTRIBUTED_LOCKS["default"], "JOURNAL": 100, "KEY_PREFIX": prefix}
+        settings.DISTRIBUTED_LOCKS = {"default": entry}
+        told = JournalEntry(time.time() - age, Event.RELEASED, "a", "lease", None).to_text()
+        locks["default"].write_journal([told] * 7)
+
+    keep_a_journal("left", 2 * DAY)
+    keep_a_journal("in use", 2 * DAY)
+    keep_a_journal("in use", DAY / 2)
+    backend = locks["default"]
+    backend.batch_size = 4
+    assert backend.prune(3 * DAY) == 0
+    assert backend.prune(DAY) == 7
+    assert len(backend.read_journal()) == 14
+    assert backend.prune(DAY) == 0
 
 
 def test_as_many_as_there_are(postgres_locks, settings):
@@ -141,7 +163,7 @@ def several(sqlite_locks, settings):
 def test_other_backends_are_named(several):
     assert said("prune").splitlines() == [
         "default: LocMemBackend keeps no rows of free locks.",
-        "rows: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h and of runs of beat as old.",
+        "rows: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h, and of runs of beat and journals as old.",
     ]
 
 
