@@ -11,7 +11,8 @@ Every signal's ``sender`` is the class of the backend; ``name``, ``template`` an
 ``lock_released`` carries ``lease`` and ``held``.
 ``lock_lost`` carries ``lease``, ``reason`` (text) and ``held``.
 ``lock_held_long`` carries ``lease`` and ``held``.
-``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it).
+``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it). Its
+``template`` is the name where another process held the lock: that process alone knows which values filled it.
 """
 
 from __future__ import annotations
