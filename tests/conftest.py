@@ -46,7 +46,12 @@ from tests.support.terminal import Terminal
 from tests.support.tools import PATIENCE, backend_on, eventually, renewer_of, threads_of
 
 # As the plugin does where it is installed
-pytest.register_assert_rewrite("django_distlock.testing.contract", "django_distlock.testing.runs_contract")
+pytest.register_assert_rewrite(
+    *(
+        f"django_distlock.testing.{name}"
+        for name in ("contract", "exchange_contract", "runs_contract", "slots_contract")
+    )
+)
 
 # How fast examples are made says more about what else the machine does.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -8,12 +8,13 @@ from typing import TypeVar
 
 from ..types import Grant, LockInfo, LockRequest, Slot
 from ..utils.clock import clock
+from .exchange import ExchangeBackend
 from .twins import ThreadedBackend
 
 T = TypeVar("T")
 
 
-class DummyBackend(ThreadedBackend):
+class DummyBackend(ThreadedBackend, ExchangeBackend):
     """Grants every lock to everybody. Fencing numbers grow all the same."""
 
     supports_processes = False
@@ -29,6 +30,9 @@ class DummyBackend(ThreadedBackend):
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant:
         return Grant(next(self._fences), clock())
+
+    def exchange(self, old: LockRequest, request: LockRequest) -> Grant:
+        return self.acquire(request, queue=False)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return True

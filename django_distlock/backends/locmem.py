@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,7 @@ from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import JournalBackend, RunsBackend
 from .common import state
 from .common.state import Attempt, Decision, StoredLease, microseconds
+from .exchange import ExchangeBackend
 from .twins import ThreadedBackend
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ class _Run:
     settled: float  # from when on it may be claimed again
 
 
-class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
+class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBackend):
     """Locks between the threads and tasks of one process, in the order in which they came."""
 
     supports_processes = False
@@ -96,7 +98,13 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
                 return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
             if queue:
                 self._requests[request.token] = request
-            return self._acquire(request, queue)
+            return self._acquire(request, partial(state.acquire, attempt=_attempt(request, queue)))
+
+    def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
+        with self._exclusive() as is_exclusive:
+            if not is_exclusive:
+                return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
+            return self._acquire(request, partial(state.exchange, old=old.token, attempt=_attempt(request)))
 
     def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
         with self._exclusive() as is_exclusive:
@@ -104,7 +112,8 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
                 return None
             if not all(state.is_free_for(self._row(request.key), _attempt(request)) for request in requests):
                 return None
-            answers = [self._acquire(request, queue=False) for request in requests]
+            taking = [(request, partial(state.acquire, attempt=_attempt(request))) for request in requests]
+            answers = [self._acquire(*each) for each in taking]
         return [answer for answer in answers if isinstance(answer, Grant)]
 
     async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
@@ -195,9 +204,9 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend):
 
     # Called with the guard held
 
-    def _acquire(self, request: LockRequest, queue: bool) -> Grant | LockInfo:
+    def _acquire(self, request: LockRequest, decide: Callable[[_Row], Decision]) -> Grant | LockInfo:
         sent_at, row = clock(), self._row(request.key)
-        decision = state.acquire(row, _attempt(request, queue))
+        decision = decide(row)
         lease, granted = decision.lease, self._apply(request.key, row, decision)
         if lease is None:  # its rest is not over
             lease = row.lease_of(request.token) or row.first_to_end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..backends.base import BaseLockBackend, RunsBackend
+from ..backends.exchange import ExchangeBackend
 from ..types import CheckResult, Level
 
 CAPABILITIES = {
@@ -15,13 +16,15 @@ CAPABILITIES = {
     "supports_failover": "a lost server takes no lock with it",
     "supports_transfer": "other processes go on with a lease",
     "supports_runs": "runs of beat",
+    "supports_exchange": "unique tasks",
 }
+BASES = {"supports_runs": RunsBackend, "supports_exchange": ExchangeBackend}  # that tell it in place of a flag
 
 
 def capabilities_of(backend: BaseLockBackend) -> dict[str, bool]:
     """The flags of its class, and its bases."""
-    keeps_runs = {"supports_runs": isinstance(backend, RunsBackend)}
-    return {flag: keeps_runs[flag] if flag in keeps_runs else bool(getattr(backend, flag)) for flag in CAPABILITIES}
+    by_base = {flag: isinstance(backend, base) for flag, base in BASES.items()}
+    return {flag: by_base[flag] if flag in by_base else bool(getattr(backend, flag)) for flag in CAPABILITIES}
 
 
 def capabilities_result(backend: BaseLockBackend) -> CheckResult:

@@ -30,6 +30,11 @@ CHANGES = {
     | {
         r"redis\.call\('GETRANGE', KEYS\[1\], 0, 29\) == '1 ' \.\.": "redis.call('GETRANGE', KEYS[1], 2, 29) ==",
     },
+    f"{SCRIPTS}/exchange.lua": {
+        r"theirs = '1 ' \.\.": "theirs = 'OWN ' ..",
+        r"string\.sub\((\w+), 1, 30\) ~= theirs": r"string.sub(\1, 3, 30) ~= string.sub(theirs, 3)",
+        r"'1 ' \.\. new": "'OWN ' .. new",
+    },
     f"{SCRIPTS}/renew.lua": NEWER | {r"lease ~= '1 ' \.\. ARGV\[1\]": "string.sub(lease, 3) ~= ARGV[1]"},
     f"{SCRIPTS}/renew_slot.lua": NEWER
     | {r"'1 ' \.\. ARGV\[1\]": "ARGV[1]", r"string\.sub\(value, 1, 30\)": "string.sub(value, 3, 30)"},

@@ -23,7 +23,11 @@ FOLDERS = {
 THROUGH_OTHERS = [
     # modules without tests of their own | the tests that go through them | why
     ("apps", "unit/test_checks", "it connects the checks"),
-    ("backends.base backends.locmem backends.twins", "backends/contract/test_contract", "it is the contract's text"),
+    (
+        "backends.base backends.exchange backends.locmem backends.twins",
+        "backends/contract/test_contract",
+        "it is the contract's text",
+    ),
     ("backends.common.attempts", "backends/redis/test_client", "a policy shows where commands are sent"),
     ("backends.common.backoff", "backends/redis/test_backend", "a pause shows where something fails"),
     (
@@ -57,10 +61,11 @@ THROUGH_OTHERS = [
     ("backends.database.journal journal", "backends/contract/test_journal", "each store has one"),
     ("monitoring.series", "contrib/test_opentelemetry", "labels are of metrics"),
     (
-        "testing.contract testing.plugin testing.runs_contract testing.slots_contract testing.tools",
+        "testing.contract testing.exchange_contract testing.plugin testing.runs_contract testing.tools",
         "testing/test_testing",
         "one kit",
     ),
+    ("testing.slots_contract", "testing/test_testing", "part of the kit"),
     ("utils.clock", "unit/test_platforms", "each system has its own clocks"),
     ("utils.drive utils.wakeup", "core/test_acquire", "waiting is made of them"),
     ("utils.events", "core/test_events", "records are of locks"),

@@ -23,11 +23,11 @@ PACKAGE = {
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
 SERVER = {
-    "backends": ["redis", "twins"],
+    "backends": ["exchange", "redis", "twins"],
     "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "wakeup_listener"],
     "backends.redis": [
         "attempts", "backend", "breaker", "client", "codec", "config", "connection", "credentials", "diagnostics",
-        "errors", "exchange", "keys", "operations", "pubsub", "scripts", "topology",
+        "errors", "exchange", "keys", "operations", "pubsub", "runs", "scripts", "topology",
     ],
 }  # fmt: skip
 SENTINEL = {"backends.redis": ["sentinel"], "backends.redis.sentinel": ["config", "connection", "discovery"]}

@@ -50,7 +50,7 @@ LAYERS = {
         "backends.database",
         "backends.zookeeper",
     ],
-    "contract": ["backends.base", "backends.twins", "backends"],
+    "contract": ["backends.base", "backends.exchange", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
     "vocabulary": ["version", "formats", "types", "journal", "options", "names", "exceptions", "signals", "models"],
     "utils": ["utils"],

@@ -252,6 +252,24 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
     return Decision(False, notify, row.first_to_end, place, is_first)
 
 
+def exchange(row: Row, old: str, attempt: Attempt, retire: int = 0) -> Decision:
+    """``acquire()``, but a lease that the token ``old`` holds ends, and its slot is the attempt's, whoever waits.
+
+    ``retire``: microseconds for which that token gets nothing, because a command that carries it may still arrive.
+    """
+    token = attempt.token
+    row.drop_expired()
+    if retire:
+        row.retired[old] = row.now + retire
+    theirs = row.lease_of(old)
+    if theirs is None or theirs.state != HELD or token in row.retired or row.lease_of(token):
+        return acquire(row, attempt)
+    row.fence = row.next_fence()
+    mine = StoredLease(theirs.slot, token, HELD, row.fence, row.now + attempt.ttl, attempt.holder)
+    row.put(mine)
+    return Decision(True, row.waiters_for_expiry(), mine)
+
+
 def is_free_for(row: Row, attempt: Attempt) -> bool:
     """Whether ``acquire()`` would grant it, and pass nobody who waits."""
     row.drop_expired()

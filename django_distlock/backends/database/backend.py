@@ -23,6 +23,7 @@ from ..base import STEP, JournalBackend, RunsBackend, named
 from ..common.attempts import InDoubt
 from ..common.key_prefix import SHARED, read_fixed_prefix
 from ..common.state import CLAIMED, DIGITS, RESTING, Attempt, Row, StoredLease, microseconds
+from ..exchange import ExchangeBackend
 from ..twins import ThreadedBackend
 from .app import check_app
 from .calls import Calls
@@ -45,7 +46,7 @@ R = TypeVar("R")
 NO_INBOX = "polls"  # of a waiter that gets no notifications; the row has the same room for each inbox
 
 
-class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
+class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBackend):
     """One row per lock, changed by one statement or by compare-and-swap, on the clock of the database.
 
     ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
@@ -121,24 +122,34 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend):
     # One lock
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        return self._attempt(request, partial(self._acquire, request=request, queue=queue))
+
+    def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
+        return self._attempt(request, partial(self._acquire, request=request, queue=False, old=old))
+
+    def _attempt(self, request: LockRequest, asked: Callable[[Any], Grant | LockInfo]) -> Grant | LockInfo:
         try:
-            answer, is_repeated = self._run_or_repeat(
-                partial(self._acquire, request=request, queue=queue), self._call_timeout(request)
-            )
+            answer, is_repeated = self._run_or_repeat(asked, self._call_timeout(request))
         except BaseException as error:
             request.in_doubt = request.in_doubt or _is_in_doubt(error)
             raise
         request.in_doubt = request.in_doubt or is_repeated  # the first attempt may still be executed
         return answer
 
-    def _acquire(self, connection: Any, request: LockRequest, queue: bool) -> Grant | LockInfo:
+    def _acquire(
+        self, connection: Any, request: LockRequest, queue: bool, old: LockRequest | None = None
+    ) -> Grant | LockInfo:
         if queue:
             self._expect(request)
-        place, inbox = int(request.place or 0), request.inbox
         attempt = Attempt(
-            request.token, microseconds(request.ttl), request.holder.to_text(), queue, place, inbox, request.slots
+            request.token, microseconds(request.ttl), request.holder.to_text(), queue,
+            int(request.place or 0), request.inbox, request.slots,
         )  # fmt: skip
-        result, sent_at = self._operations.acquire(connection, self._row_of(request), attempt)
+        name = self._row_of(request)
+        if old:
+            result, sent_at = self._operations.exchange(connection, name, old, attempt)
+        else:
+            result, sent_at = self._operations.acquire(connection, name, attempt)
         if result.granted:
             self._forget(request)
             request.slot = result.slot

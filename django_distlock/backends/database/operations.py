@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...exceptions import LockBackendError
+from ...types import LockRequest
 from ...utils.clock import clock
 from ..common import state
 from ..common.backoff import Backoff, retry
@@ -33,9 +35,19 @@ class Operations:
         if self._fast_path and not is_short and (result := self._fast_path.acquire(connection, name, attempt)):
             return result, sent_at
         # A process that only comes to wait backs off from those that hand the lock over.
-        row, decision, sent_at = self._compare_and_swap(
-            connection, name, lambda row: state.acquire(row, attempt), self._timing.retry_pause_longest
-        )
+        decide = partial(state.acquire, attempt=attempt)
+        return self._decided(connection, name, decide, self._timing.retry_pause_longest)
+
+    def exchange(self, connection: Any, name: bytes, old: LockRequest, attempt: Attempt) -> tuple[AcquireResult, float]:
+        """As ``acquire()``, by ``state.exchange``."""
+        retire = microseconds(old.retires_for) if old.in_doubt else 0
+        decide = partial(state.exchange, old=old.token, attempt=attempt, retire=retire)
+        return self._decided(connection, name, decide, 0.0)
+
+    def _decided(
+        self, connection: Any, name: bytes, decide: Callable[[Row], Decision], longest_pause: float
+    ) -> tuple[AcquireResult, float]:
+        row, decision, sent_at = self._compare_and_swap(connection, name, decide, longest_pause)
         lease = decision.lease
         if lease is None:
             raise LockBackendError(f"The request for {name.decode()!r} was given back before it was answered.")

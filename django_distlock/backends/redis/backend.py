@@ -5,31 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, ClassVar, NoReturn
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
-from ...exceptions import InvalidLockBackend, LockBackendError, UnreadableRun
+from ...exceptions import InvalidLockBackend, LockBackendError
 from ...journal import QueuedWaiter
-from ...types import NOT_WAITING, CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot, lock_key
+from ...types import NOT_WAITING, CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
-from ...utils.events import about_event
 from ...utils.text import quoted
-from ..base import JournalBackend, RunsBackend, named
+from ..base import JournalBackend, named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
+from ..exchange import ExchangeBackend
 from ..twins import GeneratorBackend
 from .client import Reply
 from .config import read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
-from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, RUNS, SCAN_STEP, Keys, Listing, TenantKeys
+from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, Keys, Listing, TenantKeys
 from .operations import POLLS, Operations
 from .pubsub import NoListener
+from .runs import RedisRuns
 from .scripts import Command
 from .topology import Topology, server_topology
 
@@ -42,7 +43,7 @@ LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LOOK in re
 RENEWALS = 10_000
 
 
-class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend):
+class RedisBackend(GeneratorBackend, RedisRuns, JournalBackend, ExchangeBackend):
     """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
 
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
@@ -178,6 +179,16 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend):
             return self._operations.busy(request, value, left)
         self._operations.only(reply)
         raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
+
+    def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
+        try:
+            reply = self._client.send((self._operations.exchange(old, request),), request.deadline)
+        except BaseException as error:
+            self._raise_unanswered(request, error)
+        if reply.values[0] != 0:
+            return self._answered(request, reply)
+        request.in_doubt = request.in_doubt or reply.in_doubt
+        return self.acquire(request, queue=False)
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
@@ -357,30 +368,6 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend):
 
     def read_journal(self) -> list[str]:
         return self._operations.journal_texts(self._sent(self._operations.read_journal()))
-
-    # The runs of beat
-
-    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        command = self._operations.claim_run(name, seen, now, ttl, self.grace, self.runs_ahead)
-        return self._operations.claimed_run(name, self._sent(command), self.runs_ahead)
-
-    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
-        return [run if isinstance(run, LastRun) else None for run in self._find_runs(names)]
-
-    def runs(self) -> Iterator[tuple[str, LastRun]]:
-        names = chain.from_iterable(
-            drive(page, self._client, self._translated).get(RUNS, ())
-            for page in self._listed(self.keys.at(self.shared_prefix), [RUNS], "")
-        )
-        while batch := list(islice(names, SCAN_STEP)):
-            for name, run in zip(batch, self._find_runs(batch), strict=True):
-                if isinstance(run, LastRun):
-                    yield name, run
-                elif run:
-                    logger.error("%s", run, extra=about_event("unreadable", alias=self.alias, entry=name))
-
-    def _find_runs(self, names: Sequence[str]) -> list[LastRun | UnreadableRun | None]:
-        return self._operations.found_runs(names, self._sent(*self._operations.find_runs(names)))
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:

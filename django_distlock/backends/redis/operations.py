@@ -22,7 +22,7 @@ from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
 
-ACQUIRE, RELEASE = Script("acquire", keys=5), Script("release", keys=5)
+ACQUIRE, RELEASE, EXCHANGE = Script("acquire", keys=5), Script("release", keys=5), Script("exchange", keys=5)
 EARS, CLAIM_RUN = Script("ears", keys=1), Script("claim_run", keys=2)
 RENEW, RENEW_SLOT = Script("renew", keys=1), Script("renew_slot", keys=1)
 RENEW_HEAD, RENEW_SLOT_HEAD = RENEW.head(2), RENEW_SLOT.head(2)
@@ -89,6 +89,12 @@ class Operations:
         text = f"{head}{keys}${len(token)}\r\n{token}\r\n{options}"
         command = Command(text.encode(), RELEASE, first)
         return (Command(pack("EXISTS", first), key=first), command) if request.inbox else (command,)
+
+    def exchange(self, old: LockRequest, request: LockRequest) -> Command:
+        ttl, retire = milliseconds(request.ttl), milliseconds(old.retires_for) if old.in_doubt else 0
+        return EXCHANGE.call(
+            self._of_lock(request.key), request.token, request.holder.to_text(), ttl, old.token, retire
+        )  # fmt: skip
 
     def _pack_acquire_options(self, ttl: float, mode: str, inbox: str, slots: int) -> tuple[str, str, str]:
         """What stands before the keys, behind token and holder, and behind the place of who has or wants one."""

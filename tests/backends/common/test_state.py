@@ -224,3 +224,41 @@ def test_texts(row):
     assert state.leases_from_text(state.leases_to_text(row.leases)) == row.leases != []
     assert state.leases_from_text(state.leases_to_text([])) == []
     assert state.retired_from_text(state.retired_to_text({})) == {}
+
+
+def test_a_lease_is_exchanged_in_its_slot_and_waiters_wait_on(row):
+    for token in ("first", "old"):
+        state.acquire(row, request(token, slots=2))
+    state.acquire(row, request("waiter", slots=2))
+    fence = row.fence
+    decision = state.exchange(row, "old", request("new", queue=False, slots=2))
+    assert (decision.granted, decision.lease.slot, decision.lease.fence) == (True, 2, fence + 1)
+    assert tokens(row) == {1: "first", 2: "new"}
+    assert [waiter.token for waiter in row.waiters] == ["waiter"]
+
+
+def test_the_first_waiter_is_told_of_an_exchange_whose_lease_ends_soon(row):
+    state.acquire(row, request("old"))
+    state.acquire(row, request("waiter"))
+    assert not state.exchange(row, "old", request("new", queue=False)).notify
+    [told] = state.exchange(row, "new", request("short", queue=False, ttl=SECOND // 2)).notify
+    assert told.token == "waiter"
+
+
+def test_what_was_only_handed_over_is_not_exchanged(row):
+    state.acquire(row, request("holder"))
+    state.acquire(row, request("waiter"))
+    state.release(row, "holder")
+    assert not state.exchange(row, "waiter", request("new", queue=False)).granted
+    assert tokens(row) == {1: "waiter"}
+
+
+def test_a_retired_token_exchanges_nothing(row):
+    state.acquire(row, request("old"))
+    state.release(row, "new", retire=SECOND)
+    assert not state.exchange(row, "old", request("new", queue=False)).granted
+    assert tokens(row) == {1: "old"}
+    assert state.exchange(row, "old", request("other", queue=False), retire=SECOND).granted
+    state.release(row, "other")
+    assert not state.acquire(row, request("old", queue=False)).granted
+    assert tokens(row) == {}

@@ -6,7 +6,7 @@ import pytest
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
-from django_distlock.monitoring.diagnostics import CAPABILITIES, capabilities_of
+from django_distlock.monitoring.diagnostics import BASES, CAPABILITIES, capabilities_of
 from tests.support.programs import ROOT
 
 PAGE = ROOT / "docs" / "backends.md"
@@ -58,4 +58,4 @@ def test_the_table_says_what_the_backend_says(backend, request):
 
 def test_all_flags_of_the_base_are_told():
     flags = {name for name in dir(BaseLockBackend) if name.startswith("supports_")}
-    assert set(CAPABILITIES) == {*flags, "supports_runs"}  # which is told by a base of its own
+    assert set(CAPABILITIES) == {*flags, *BASES}

@@ -10,11 +10,12 @@ from django_distlock import locks
 from django_distlock.backends.locmem import LocMemBackend
 from django_distlock.exceptions import LockBackendError
 from django_distlock.testing.contract import LockBackendContract
+from django_distlock.testing.exchange_contract import ExchangeContract
 from django_distlock.testing.runs_contract import RunsContract
 from django_distlock.testing.slots_contract import SlotsContract
 
 
-class TestRedisByUrl(LockBackendContract, SlotsContract, RunsContract):
+class TestRedisByUrl(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
     @pytest.fixture
     def backend(self, valkey_locks):
         return valkey_locks
@@ -31,7 +32,7 @@ class TestRedisByCache(LockBackendContract, SlotsContract):
         locks.close()
 
 
-class TestCluster(LockBackendContract, SlotsContract, RunsContract):
+class TestCluster(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
     @pytest.fixture
     def backend(self, cluster_locks):
         return cluster_locks
@@ -49,31 +50,31 @@ class TestZooKeeper(LockBackendContract, RunsContract):
         return zookeeper_locks
 
 
-class TestLocalMemory(LockBackendContract, SlotsContract, RunsContract):
+class TestLocalMemory(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
     @pytest.fixture
     def backend(self, locmem_locks):
         return locmem_locks
 
 
-class TestPostgres(LockBackendContract, SlotsContract, RunsContract):
+class TestPostgres(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
     @pytest.fixture
     def backend(self, postgres_locks):
         return postgres_locks
 
 
-class TestMariaDB(LockBackendContract, SlotsContract, RunsContract):
+class TestMariaDB(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
     @pytest.fixture
     def backend(self, mariadb_locks):
         return mariadb_locks
 
 
-class TestSQLite(LockBackendContract, SlotsContract, RunsContract):
+class TestSQLite(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
     @pytest.fixture
     def backend(self, sqlite_locks):
         return sqlite_locks
 
 
-class TestSQLiteWithoutReturning(LockBackendContract, SlotsContract):
+class TestSQLiteWithoutReturning(LockBackendContract, SlotsContract, ExchangeContract):
     """The way of databases that do everything by compare-and-swap."""
 
     @pytest.fixture

@@ -554,6 +554,36 @@ class TestFaults:
         assert backend.look(["name"]) == [[]]
         assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
 
+    def test_a_token_in_doubt_that_was_exchanged_makes_no_ghost(self, backend):
+        old, new = lock_request(ttl=60), lock_request(ttl=60)
+        backend.acquire(old, queue=False)
+        old.in_doubt = True
+        backend.exchange(old, new)
+        backend.release(new)
+        with pytest.raises(LockBackendError, match="given back"):
+            backend.acquire(old, queue=False)
+        assert backend.look(["name"]) == [[]]
+
+    def test_an_exchange_that_arrives_late_makes_no_ghost(self, backend):
+        old, late = lock_request(ttl=60), lock_request(ttl=60)
+        backend.acquire(old, queue=False)
+        late.in_doubt = True
+        backend.release(late)
+        with pytest.raises(LockBackendError, match="given back"):
+            backend.exchange(old, late)
+        assert backend.look(["name"])[0][0].token == old.token
+
+    def test_the_reply_to_an_exchange_is_lost(self, proxy):
+        """The row is read before it is written: the cut reply is that of the write."""
+        direct, proxied = locks["direct"], locks["default"]
+        old, new = lock_request(ttl=60), lock_request(ttl=60)
+        direct.acquire(old, queue=False)
+        proxy.cut_reply("UPDATE distlock_lock SET")
+        granted = proxied.exchange(old, new)
+        assert proxy.cuts == 1
+        [[lease]] = direct.look(["name"])
+        assert (lease.token, lease.fence) == (new.token, granted.fence)
+
     def test_a_write_that_arrives_late_changes_nothing(self, backend):
         key = row_key(backend, "name")
         backend.acquire(lock_request(ttl=60), queue=False)

@@ -16,7 +16,7 @@ import redis
 from django_distlock import LockBackendError, LockLost, State, __version__, lock, locks
 from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.config import Location
-from django_distlock.backends.redis.operations import ACQUIRE, RELEASE, RENEW, RENEW_SLOT, Operations
+from django_distlock.backends.redis.operations import ACQUIRE, EXCHANGE, RELEASE, RENEW, RENEW_SLOT, Operations
 from django_distlock.types import Grant, LockInfo, Slot
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
@@ -93,6 +93,39 @@ class TestLostReplies:
             assert proxy.cuts == 1
             assert lease.remaining > 50
             assert lease.state is State.HELD
+
+    def test_of_an_exchange(self, proxied, proxy):
+        old, new = lock_request(ttl=60), lock_request(ttl=60)
+        proxied.acquire(old, queue=False)
+        proxy.cut_reply(EXCHANGE.sha)
+        granted = proxied.exchange(old, new)
+        assert proxy.cuts == 1
+        [[lease]] = proxied.look(["name"])
+        assert (lease.token, lease.fence) == (new.token, granted.fence)
+        assert new.in_doubt
+
+    def test_of_an_exchange_twice(self, proxied, proxy):
+        """S4: what was granted unseen can be given back, and comes not back with a late command."""
+        old, new = lock_request(ttl=60), lock_request(ttl=60)
+        proxied.acquire(old, queue=False)
+        proxy.cut_reply(EXCHANGE.sha, times=2)
+        with pytest.raises(LockBackendError):
+            proxied.exchange(old, new)
+        assert proxied.release(new) is True
+        assert proxied.look(["name"]) == [[]]
+        proxied.acquire(old, queue=False)
+        assert proxied.exchange(old, new).token == old.token
+        assert proxied.look(["name"])[0][0].token == old.token
+
+    def test_of_the_old_token_before_it_was_exchanged(self, proxied):
+        old, new = lock_request(ttl=60), lock_request(ttl=60)
+        proxied.acquire(old, queue=False)
+        old.in_doubt = True  # it was asked twice, and the first command may still arrive
+        proxied.exchange(old, new)
+        proxied.release(new)
+        with pytest.raises(LockBackendError, match="given back"):
+            proxied.acquire(old, queue=False)
+        assert proxied.look(["name"]) == [[]]
 
     def test_of_a_background_renewal(self, proxied, proxy):
         with lock("name", ttl=1.5) as lease:

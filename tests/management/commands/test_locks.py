@@ -414,12 +414,15 @@ def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
     }
     checked = said("check")
     assert "locks exclude, first come, first served, waiters are woken, at most n at once, " in checked
-    assert "runs of beat; not: other processes" in checked
+    assert "runs of beat, unique tasks; not: other processes" in checked
     found = json.loads(said("check", "--json"))
     kept = {alias: [item["data"] for item in items if item["about"] == "keeps"] for alias, items in found.items()}
     assert kept == {alias: [capabilities_of(locks[alias])] for alias in ("default", "none")}
     assert kept["default"][0]["supports_queue"] is True
-    assert [flag for flag, is_kept in kept["none"][0].items() if is_kept] == ["supports_transfer"]
+    assert [flag for flag, is_kept in kept["none"][0].items() if is_kept] == [
+        "supports_transfer",
+        "supports_exchange",
+    ]
 
 
 def test_what_a_backend_keeps_is_told_when_it_is_down(settings):

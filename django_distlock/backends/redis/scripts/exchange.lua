@@ -1,0 +1,30 @@
+-- Put a lease in the place of another one, into its slot. Safe to repeat.
+-- KEYS, leases and entries: see lock.lua
+-- ARGV  1 token of the new lease  2 its holder  3 its ttl in ms  4 token of the lease that ends
+--       5 ms for which that one is retired, because a command that carries it may still arrive (0 = none can)
+-- reply fencing number | {fencing number, slot} as of acquire.lua
+--       | 0 nothing was exchanged: an ordinary attempt tells why, or is granted what a repeat of this was granted
+--       | error NEWER: what stands there has a larger format, and stays as it is
+
+-- include lock.lua
+
+local SOON = 1000 -- ms after which most waiters look by themselves
+local new, holder, ttl, old, retire = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local theirs = '1 ' .. old .. ' h'
+
+lease = redis.call('GET', KEYS[1])
+if is_newer(lease) or read_others() then return NEWER end
+if retire > 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ms())
+  redis.call('ZADD', KEYS[3], 'GT', ms() + retire, old)
+  if redis.call('PTTL', KEYS[3]) < retire then redis.call('PEXPIRE', KEYS[3], retire) end
+end
+local slot, value = 1, lease
+if not lease or string.sub(lease, 1, 30) ~= theirs then slot, value = in_others(string.sub(theirs, 1, 29)) end
+if not slot or string.sub(value, 1, 30) ~= theirs or redis.call('ZSCORE', KEYS[3], new) then return 0 end
+
+if slot > 1 then remove(value) end
+local fence = number()
+put(slot, '1 ' .. new .. ' ', 'h', fence, holder, ttl)
+if ttl < SOON then wake_first() end
+return slot == 1 and tonumber(fence) or {tonumber(fence), slot}
