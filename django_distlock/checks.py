@@ -15,8 +15,10 @@ from django.template.loader import get_template
 from django.urls import get_resolver
 
 from .backends.base import BaseLockBackend
+from .celery import config
 from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
 from .core.registry import DEFAULT_ALIAS, SETTING, TAG, aliases_to_check, locks
+from .core.succession import REMEDY, refusal_of
 from .decorators import answers
 from .options import NEEDLESS
 
@@ -30,7 +32,15 @@ def check_setting(**_: Any) -> list[CheckMessage]:
     backends = list(_backends())
     for backend in backends:
         found += [*_terms(backend), *backend.check_settings()]
-    return [*found, *_same_locks(backends), *_beat(), *_tasks(), *_templates(), *uwsgi_without_threads()]
+    return [
+        *found,
+        *_same_locks(backends),
+        *_beat(),
+        *_tasks(),
+        *_unique_tasks(backends),
+        *_templates(),
+        *uwsgi_without_threads(),
+    ]
 
 
 @register(TAG, deploy=True)
@@ -84,6 +94,13 @@ def _tasks() -> Iterator[CheckMessage]:
             remember_tasks_for()
         except ImproperlyConfigured as error:
             yield Error(str(error), id="distlock.E004")
+
+
+def _unique_tasks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
+    """Those that this process knows: modules of tasks may be loaded later."""
+    for backend in backends:
+        if backend.alias in config.unique_aliases and (refusal := refusal_of(backend)):
+            yield Error(refusal, hint=REMEDY, id="distlock.E007")
 
 
 def _templates() -> Iterator[CheckMessage]:

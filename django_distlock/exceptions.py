@@ -51,6 +51,17 @@ class LockTimeout(LockNotAcquired):
     """
 
 
+class TaskAlreadyQueued(LockNotAcquired):
+    """A unique task is not queued again, because it is queued already, or runs.
+
+    ``task_id``: the id of that one; "" where somebody else has a lock of its name.
+    """
+
+    def __init__(self, message: str = "", *, task_id: str = "", **about: Any) -> None:
+        super().__init__(message, **about)
+        self.task_id = task_id
+
+
 class LockReentry(LockError):
     """This very thread or task holds the lock already and would wait for itself."""
 

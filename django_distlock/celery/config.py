@@ -19,6 +19,8 @@ BEAT_SETTING = "DISTRIBUTED_LOCKS_BEAT"
 BEAT_KEYS = ("ALIAS", "PREFIX")
 REMEMBER_SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
 
+unique_aliases: set[str] = set()  # in which the unique tasks that this process knows have their names
+
 
 class BeatSettings(NamedTuple):
     """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app."""

@@ -24,7 +24,6 @@ from kombu.exceptions import OperationalError
 from .. import names
 from ..backends.base import BaseLockBackend
 from ..core import labels
-from ..core.events import about_lease
 from ..core.group import Leases, leases_of
 from ..core.holds import raises_when_lost
 from ..core.lease import Lease
@@ -42,6 +41,8 @@ LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.1
 VISIBILITY_TIMEOUT = 3600.0  # seconds, where the broker's options name none; kombu's for Redis
 MARK_TTL = 10.0  # seconds of the lease that becomes a mark
+
+UNIQUE_RUN = "distlock_unique_run"  # attribute of the request of a task that is unique: its UniqueRun
 
 REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again for want of its lock
 FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
@@ -81,12 +82,12 @@ class Run:
         """
         if not (self._is_body and self._is_in_worker):
             return
-        self._stop_if_done(busy.name, locks[busy.using])
+        self._stop_if_late_copy(busy.name, locks[busy.using])
         holder = busy.holder.message if busy.holder else ""
         if task_of(holder) != str(self._request.id):
             return
         if self._is_work_of(holder):
-            self._ignore_copy(busy)
+            self.ignore_copy(busy)
         if not retries:
             logger.warning(
                 "%s is dropped: another message with this task id is at work. %s", self.label, busy,
@@ -109,12 +110,14 @@ class Run:
         leases = leases_of(lease)
         for each in leases:
             if each.state is not State.UNAVAILABLE:  # else the store, which was just asked in vain, cannot tell
-                self._stop_if_done(each.name, locks[each.using].pinned(each.prefix))
+                self._stop_if_late_copy(each.name, locks[each.using].pinned(each.prefix))
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
             with ExitStack() as stack:
                 for each in leases:
                     stack.enter_context(self._alone(each))
+                if unique := getattr(self._request, UNIQUE_RUN, None):
+                    unique.body_begins()
                 yield
         finally:
             self._request.lease = outer
@@ -122,7 +125,7 @@ class Run:
         is_success = not any(each.state is State.LOST and raises_when_lost(each) for each in leases)
         if is_success and self._task.acks_late and self._is_in_worker:
             for each in leases:
-                self._leave_mark(each)
+                self.leave_mark(each.name, each.using, each.prefix)
 
     @contextmanager
     def _alone(self, lease: Lease) -> Iterator[None]:
@@ -140,15 +143,18 @@ class Run:
             try:
                 stack.enter_context(alone)
             except LockNotAcquired as busy:
-                self._ignore_copy(busy)
+                self.ignore_copy(busy)
             yield
 
     @property
     def _is_in_worker(self) -> bool:
         return not (self._request.called_directly or self._request.is_eager)
 
-    def _ignore_copy(self, busy: LockNotAcquired) -> NoReturn:
-        """It may be that the delivery which is at work dies: then this one is needed."""
+    def ignore_copy(self, busy: LockNotAcquired) -> NoReturn:
+        """Send this delivery again, for later. Raises Ignore.
+
+        It may be that the delivery which is at work dies: then this one is needed.
+        """
         _, pause = self._send_again(busy)
         logger.info(
             "%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy,
@@ -196,9 +202,12 @@ class Run:
     def _mark(self, lock_name: str) -> str:
         return names.own_name("done:{}:{}", self.message, lock_name)
 
-    def _stop_if_done(self, lock_name: str, backend: BaseLockBackend) -> None:
-        if not (self._task.acks_late and self._is_in_worker and self._may_have_come_before):
-            return
+    def _stop_if_late_copy(self, lock_name: str, backend: BaseLockBackend) -> None:
+        if self._task.acks_late and self._is_in_worker and self._may_have_come_before:
+            self.stop_if_done(lock_name, backend)
+
+    def stop_if_done(self, lock_name: str, backend: BaseLockBackend) -> None:
+        """Raises Ignore if there is a mark of the message, and LockBackendError."""
         [marks] = backend.look([self._mark(lock_name)])
         if any(_retries_of(mark) >= self._request.retries for mark in marks):
             logger.info(
@@ -207,12 +216,15 @@ class Run:
             )  # fmt: skip
             raise Ignore(f"{self.label} is done already.")
 
-    def _leave_mark(self, lease: Lease) -> None:
-        """A task may succeed and retry, by ``self.retry(throw=False)``: the mark says which attempt succeeded."""
+    def leave_mark(self, lock_name: str, using: str, prefix: str) -> None:
+        """By which copies of the message see that the work is done. What fails is logged.
+
+        A task may succeed and retry, by ``self.retry(throw=False)``: the mark says which attempt succeeded.
+        """
         holder = Holder.here(f"done: {self.label}", message=str(self._request.retries))
-        mark = LockRequest(self._mark(lease.name), MARK_TTL, holder, prefix=lease.prefix)
+        mark = LockRequest(self._mark(lock_name), MARK_TTL, holder, prefix=prefix)
         try:
-            backend = locks[lease.using]
+            backend = locks[using]
             existing = backend.acquire(mark, queue=False)
             if isinstance(existing, LockInfo):
                 backend.release(mark.copy(token=existing.token), force=True)
@@ -221,7 +233,7 @@ class Run:
         except LockBackendError as error:
             logger.warning(
                 "%s is done, but may run again if it is delivered again: %s", self.label, error,
-                extra=about_lease("task-not-marked", lease, task=self.label),
+                extra=about_event("task-not-marked", alias=using, name=lock_name, task=self.label),
             )  # fmt: skip
 
 

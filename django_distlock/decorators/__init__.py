@@ -185,6 +185,7 @@ def _decorated(function: Any, *how: Any) -> Any:
         return type(function)(_decorated(function.__func__, *how))
     guarded = LockedCallable(function, *how)
     guarded.decorated = key.wraps_like(_WRAPPERS[guarded.kind](guarded), function)
+    setattr(guarded.decorated, key.MARK, True)
     if guarded.kind is key.Kind.FUNCTION:
         task_context.identify_messages()  # it may be a task
         if guarded.takes_over:

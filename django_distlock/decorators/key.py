@@ -18,6 +18,8 @@ from ..exceptions import InvalidLockName
 from ..utils.events import about_event
 from . import task_context
 
+MARK = "__distributed_lock__"  # attribute of what is decorated, and of what is wrapped around it
+
 logger = logging.getLogger("django_distlock")
 
 

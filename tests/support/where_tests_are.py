@@ -40,6 +40,11 @@ THROUGH_OTHERS = [
     ("celery.config", "celery/test_schedule_store", "the setting is that of the runs"),
     ("celery.deferred_signals", "processes/test_fleet", "signals go to processes"),
     ("celery.messages", "celery/test_tasks_copies", "the copies of a message have its id"),
+    (
+        "celery.queued celery.unique_options celery.unique_runs core.succession",
+        "celery/test_unique_tasks",
+        "a lease of a message becomes that of a run",
+    ),
     ("core.cleaning", "core/test_renewal", "its thread is beside that of the renewer"),
     ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
     ("core.dropped", "core/test_lock", "handles go away"),

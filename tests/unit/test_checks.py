@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
 from django_distlock import InvalidLockBackend, lock, locks, respond
+from django_distlock.celery import config
 from django_distlock.checks import TAG
 from django_distlock.core.registry import log_once
 from django_distlock.decorators import answers
@@ -35,6 +36,14 @@ def named_templates(monkeypatch):
     names = set()
     monkeypatch.setattr(answers, "named_templates", names)
     return names
+
+
+@pytest.fixture(autouse=True)
+def unique_aliases(monkeypatch):
+    """Nor other unique tasks."""
+    aliases = set()
+    monkeypatch.setattr(config, "unique_aliases", aliases)
+    return aliases
 
 
 @pytest.fixture
@@ -372,3 +381,10 @@ def test_they_run_with_all_others(settings, capsys):
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E403", "admin.E408", "admin.E409", "admin.E410", "admin.E404"]
     call_command("check")
     assert "no issues" in capsys.readouterr().out
+
+
+def test_a_store_that_cannot_keep_tasks_unique(found, unique_aliases):
+    redlock = {"BACKEND": REDLOCK, "LOCATION": ["redis://a", "redis://b", "redis://c"]}
+    assert found({"default": REDIS, "quorum": redlock}) == []
+    unique_aliases.update({"default", "quorum"})
+    assert found({"default": REDIS, "quorum": redlock}) == ["distlock.E007"]

@@ -1,0 +1,256 @@
+"""Tasks that are in the queue once: a second ``.delay()`` finds the first one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+from celery import shared_task  # type: ignore[import-untyped]
+from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
+from celery.utils import uuid  # type: ignore[import-untyped]
+from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import signals
+from ..core.busy import described
+from ..core.registry import DEFAULT_ALIAS
+from ..core.succession import Succession
+from ..exceptions import LockBackendError, TaskAlreadyQueued
+from ..types import Grant, LockInfo, place_of
+from ..utils.clock import clock, wall_clock
+from ..utils.events import about_event
+from .messages import HEADER as MESSAGE
+from .messages import task_of
+from .queued import DUPLICATE, HEADER, QUEUED, QueuedLease
+from .tasks import UNIQUE_RUN
+from .unique_options import Unique, Until, unique
+from .unique_runs import UniqueRun, publish
+
+ENTERED = "distlock_entered"  # attribute of the request of a run
+CANVAS = ("chord", "chain", "group_id", "parent_id", "root_id", "reply_to")  # options of what a canvas sends
+
+logger = logging.getLogger("django_distlock")
+
+
+def unique_task(
+    name: Any = None,
+    /,
+    *,
+    until: Until = "end",
+    ttl: Any = 3600.0,
+    on_duplicate: Literal["return", "raise", "drop"] = "return",
+    on_unavailable: Literal["raise", "run"] = "raise",
+    using: str = DEFAULT_ALIAS,
+    **options: Any,
+) -> Any:
+    """``@unique_task("sync:{account_id}")`` in the place of ``@shared_task``, with the arguments of ``unique()``.
+
+    ``options``: those of ``@shared_task``, such as ``bind``, ``name`` and ``acks_late``. ``base``: a class derived from
+    UniqueTask.
+
+    Raises ValueError for values out of range, InvalidLockName for a template that the function cannot fill, TypeError
+    for a base that is not unique.
+    """
+    base = options.pop("base", UniqueTask)
+    if not (isinstance(base, type) and issubclass(base, UniqueTask)):
+        raise TypeError(f"base is {base!r}; the class of a unique task derives from UniqueTask.")
+    is_bare = callable(name) and not options and hasattr(name, "__code__") and name.__name__ != "<lambda>"
+    given = unique(
+        None if is_bare else name, until=until, ttl=ttl, on_duplicate=on_duplicate, on_unavailable=on_unavailable,
+        using=using,
+    )  # fmt: skip
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        given.namer(function)  # which refuses a wrong template here, and not when the task is first used
+        return shared_task(base=base, unique=given, **options)(function)
+
+    return decorate(name) if is_bare else decorate
+
+
+class UniqueHolder(NamedTuple):
+    """Who has the name of a unique task.
+
+    ``state``: "queued", "running"; or "done", of one with ``until="success"`` that has succeeded. ``task_id``: "" where
+    somebody else has a lock of that name. ``info``: its lease.
+    """
+
+    task_id: str
+    state: Literal["queued", "running", "done"]
+    info: LockInfo
+
+    @classmethod
+    def of(cls, info: LockInfo) -> UniqueHolder:
+        message, label = (info.holder.message, info.holder.label) if info.holder else ("", "")
+        state: Literal["queued", "running", "done"] = "queued" if label.startswith(QUEUED) else "running"
+        return cls(task_of(message), "done" if info.resting else state, info)
+
+
+class UniqueTask(DjangoTask):  # type: ignore[misc]
+    """The base of tasks that are in the queue once, as their attribute ``unique`` says.
+
+    ``apply_async(unique=False)`` queues one in any case.
+    """
+
+    abstract = True
+    unique: Unique | None = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Of Celery, when the task becomes known to an app."""
+        if not isinstance(cls.unique, Unique):
+            raise ImproperlyConfigured(
+                f"{cls.name} derives from UniqueTask, but its attribute 'unique' is {cls.unique!r}. Give it"
+                ' unique=unique("name:{argument}").'
+            )
+        cls.unique.namer(cast(Any, cls.run))
+        super().on_bound(app)
+
+    @property
+    def _unique(self) -> Unique:
+        return cast(Unique, self.unique)
+
+    @cached_property
+    def _name_of(self) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+        return self._unique.namer(cast(Any, self.run))
+
+    def unique_find(self, *args: Any, **kwargs: Any) -> UniqueHolder | None:
+        """Who has the task with these arguments queued, or runs it. None: nobody.
+
+        Raises LockBackendError, and TypeError for arguments that it does not take.
+        """
+        name = self._name_of(args, kwargs)
+        [leases] = Succession(self._unique.using).backend.look([name])
+        return UniqueHolder.of(leases[0]) if leases else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """In a worker, or eagerly: run the task, unless its name is another message's."""
+        request = self.request
+        if request.called_directly or getattr(request, ENTERED, False):  # as a function, also from its own body
+            return super().__call__(*args, **kwargs)
+        setattr(request, ENTERED, True)
+        text = (request.headers or {}).get(HEADER)
+        if text == DUPLICATE:
+            return None
+        queued = QueuedLease.from_text(text) if text else None
+        if queued is None or task_of(queued.message) != str(request.id):  # as of one that was replaced
+            return self.run(*args, **kwargs)
+        return UniqueRun(self, self._unique, queued).call(args, kwargs)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        unique: bool = True,
+        **options: Any,
+    ) -> Any:
+        """As of each task. ``unique=False``: queue it whoever has its name, and let it run beside.
+
+        Raises what ``on_duplicate`` and ``on_unavailable`` say: TaskAlreadyQueued, LockBackendError. Raises
+        InvalidLockBackend for an alias whose store cannot keep tasks unique.
+        """
+        task_id = str(task_id or uuid())
+        headers = dict(options.pop("headers", None) or {})
+
+        def send(headers: Mapping[str, Any]) -> Any:
+            more = {**options, "headers": headers} if headers else options
+            return super(UniqueTask, self).apply_async(
+                args, kwargs, task_id, producer, link, link_error, shadow, **more
+            )  # fmt: skip
+
+        request = self.request
+        run: UniqueRun | None = getattr(request, UNIQUE_RUN, None)
+        if str(request.id) == task_id:  # a retry, a requeue, or what the task replaces itself by
+            is_replaced = options.get("replaced_task_nesting", 0) != (request.replaced_task_nesting or 0)
+            if not is_replaced or (run and run.name == self._name_of(tuple(args or ()), kwargs or {})):
+                return run.publish_again(send, headers, self._delay(options)) if run else send(headers)
+        headers.pop(HEADER, None)  # of the task that this one replaces
+        if not unique:
+            return send(headers)
+        return self._publish(send, self._name_of(tuple(args or ()), kwargs or {}), task_id, headers, options)
+
+    def _publish(self, send: Any, name: str, task_id: str, headers: dict[str, Any], options: Mapping[str, Any]) -> Any:
+        given, succession = self._unique, Succession(self._unique.using)
+        seconds = given.ttl + self._delay(options)
+        if (expires := self._seconds_until(options.get("expires", self.expires))) is not None:
+            seconds = min(seconds, max(0.0, expires))
+        message = headers.setdefault(MESSAGE, f"{task_id}.{secrets.token_hex(8)}")
+        queued = QueuedLease.new(
+            succession, name, given.template, succession.backend.prefix_now(), f"{self.name}[{task_id}]", message,
+            wall_clock() + seconds,
+        )  # fmt: skip
+        began = clock()
+        about = {
+            "name": name, "template": given.template or name, "using": given.using,
+        }  # fmt: skip
+        try:
+            answer = succession.claim(queued.request)
+        except LockBackendError as error:
+            signals.send_signal(
+                signals.lock_unavailable, type(succession.backend), **about,
+                error=error, lease=None, waited=clock() - began,
+            )  # fmt: skip
+            if given.on_unavailable != "run" or error.is_final:
+                raise
+            logger.warning(
+                "%s[%s] is queued although it is not known whether it is queued already: %s", self.name, task_id, error,
+                extra=about_event("unique-unavailable", alias=given.using, name=name, task=task_id),
+            )  # fmt: skip
+            return send(headers)
+        if isinstance(answer, Grant):
+            queued.granted(answer)
+            return publish(queued, send, headers, seconds)
+        found = UniqueHolder.of(answer)
+        signals.send_signal(
+            signals.lock_busy, type(succession.backend), **about,
+            holder=answer.holder, waited=clock() - began, reason="duplicate",
+        )  # fmt: skip
+        logger.info(
+            "%s[%s] is not queued: %s. %s", self.name, task_id, _is_there(found), described(answer),
+            extra=about_event("duplicate", alias=given.using, name=name, template=about["template"], task=task_id),
+        )  # fmt: skip
+        if any(options.get(option) is not None for option in CANVAS):
+            return send({**headers, HEADER: DUPLICATE})
+        return self._answer(found, is_beat=bool(headers.get("celery_beat_task")))
+
+    def _answer(self, found: UniqueHolder, *, is_beat: bool) -> Any:
+        how, info = self._unique.on_duplicate, found.info
+        if how == "raise" and not is_beat:
+            place = place_of(info.using, info.prefix)
+            raise TaskAlreadyQueued(
+                f"{self.name} is not queued again: {_is_there(found)}. The name {info.name!r} ({place}) is"
+                f" {described(info)}",
+                task_id=found.task_id, retry_after=info.remaining, holder=info.holder, resting=info.resting,
+                name=info.name, using=info.using,
+            )  # fmt: skip
+        return self.AsyncResult(found.task_id) if how == "return" and found.task_id else None
+
+    def _delay(self, options: Mapping[str, Any]) -> float:
+        """Seconds until a message may be run."""
+        if (countdown := options.get("countdown")) is not None:
+            return max(0.0, float(countdown))
+        return max(0.0, self._seconds_until(options.get("eta")) or 0.0)
+
+    def _seconds_until(self, moment: Any) -> float | None:
+        """``moment``: a number of seconds, a datetime or its text; None."""
+        if moment is None or isinstance(moment, int | float):
+            return moment
+        if isinstance(moment, str):
+            moment = datetime.fromisoformat(moment)
+        aware = maybe_make_aware(moment, self.app.timezone)
+        return cast(float, (aware - datetime.now(UTC)).total_seconds())
+
+
+def _is_there(found: UniqueHolder) -> str:
+    return f"the task {found.task_id} is {found.state}" if found.task_id else "its name is taken"
+
+
+__all__ = ["TaskAlreadyQueued", "Unique", "UniqueHolder", "UniqueTask", "unique", "unique_task"]
