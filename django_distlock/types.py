@@ -1,4 +1,4 @@
-"""What locks and stores tell each other: requests, grants, holders, runs of beat, results of checks."""
+"""What locks and stores tell each other: requests, grants, holders, results of checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
-from .formats import FORMAT
 from .utils import fork
 from .utils.clock import clock, wall_clock
 from .utils.text import bounded, printable
@@ -374,43 +373,6 @@ class LockInfo(NamedTuple):
     @property
     def granted_at(self) -> datetime | None:
         return datetime.fromtimestamp(self.holder.since, UTC) if self.holder else None
-
-
-DAY = 86_400.0
-YEAR_9999 = 253_370_764_800.0  # as below
-
-
-class LastRun(NamedTuple):
-    """Times are seconds of Unix time, exact to the microsecond.
-
-    ``at``: when the entry last ran. ``host``: where the beat was that sent this run; "" where the entry did not
-    run yet, and ``at`` is the time from which its schedule counts. ``next_at``: when it is due again, as that
-    beat expected, or None. ``token``: the claim that made this stamp.
-    """
-
-    at: float
-    host: str = ""
-    next_at: float | None = None
-    token: str = ""
-
-    def to_text(self) -> str:
-        return FORMAT + json.dumps([self.at, self.token, self.next_at, self.host], separators=(",", ":"))
-
-    @classmethod
-    def from_text(cls, text: str | bytes) -> Self:
-        """Raises ValueError for a text that ``to_text`` did not write, and for a run more than a day from now."""
-        text = text if isinstance(text, str) else text.decode()
-        try:
-            found = json.loads(text.removeprefix(FORMAT)) if text.startswith(FORMAT) else None
-        except RecursionError:
-            found = None
-        match found:
-            case [int() | float() as at, str(token), int() | float() | None as next_at, str(host)] if (
-                0 <= at <= wall_clock() + DAY
-            ):
-                is_moment = next_at is not None and 0 <= next_at <= YEAR_9999
-                return cls(at, printable(host), next_at if is_moment else None, token)
-        raise ValueError(f"not a stamp: {text!r:.80}")
 
 
 class Level(enum.StrEnum):

@@ -13,7 +13,8 @@ from django.core.checks import CheckMessage
 from ..exceptions import InvalidLockBackend, LockBackendError
 from ..journal import JournalEntry, QueuedWaiter
 from ..options import OPTION_KEYS, Seconds, Terms, as_seconds
-from ..types import CheckResult, Grant, Holder, LastRun, LockInfo, LockRequest, Outage, Slot, lock_key
+from ..runs import LastRun
+from ..types import CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest

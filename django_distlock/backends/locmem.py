@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 
 from ..exceptions import ClockIsAhead
 from ..journal import QueuedWaiter
-from ..types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot, digest, lock_key
+from ..runs import LastRun
+from ..types import Grant, Holder, LockInfo, LockRequest, Slot, digest, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import JournalBackend, RunsBackend
 from .common import state

@@ -14,7 +14,7 @@ from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
 from ..exceptions import LockBackendError, RunRefused
-from ..types import LastRun
+from ..runs import LastRun
 from ..utils.clock import clock
 from ..utils.events import about_event
 from .config import BEAT_SETTING

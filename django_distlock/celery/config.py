@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
 from ..options import as_seconds
-from ..types import DAY
+from ..runs import DAY
 from ..utils.text import quoted
 
 BEAT_SETTING = "DISTRIBUTED_LOCKS_BEAT"

@@ -14,7 +14,8 @@ from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
 from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
-from ..types import DAY, LastRun, new_token
+from ..runs import DAY, LastRun
+from ..types import new_token
 from ..utils.clock import wall_clock
 from ..utils.events import about_event
 from .config import BeatSettings

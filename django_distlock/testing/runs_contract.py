@@ -10,7 +10,8 @@ import pytest
 
 from ..backends.base import RunsBackend
 from ..exceptions import ClockIsAhead
-from ..types import Grant, LastRun
+from ..runs import LastRun, UnsentRun
+from ..types import Grant
 from .tools import eventually, lock_request, locked_names
 
 
@@ -75,6 +76,46 @@ class RunsContract:
         assert backend.claim_run("entry", new, new, 60) is None
         assert backend.claim_run("entry", old, old, 60) == new
         assert backend.find_runs(["entry"]) == [new]
+
+    def test_what_a_stamp_tells_of_unsent_runs_is_kept(self, backend: Any) -> None:
+        claimed = LastRun(100.5, "a", 130.0, "1", 0, (UnsentRun(100.0, "1"), UnsentRun(90.25, "other")))
+        self.know(backend, "entry", claimed)
+        assert backend.find_runs(["entry"]) == [claimed]
+        marked = claimed.changed(claimed.unsent[1:])
+        assert (marked.ran_at, marked.host, marked.next_at) == (100.5, "a", 130.0)
+        assert backend.claim_run("entry", claimed, marked, 60) is None
+        assert backend.find_runs(["entry"]) == [marked]
+        assert dict(backend.runs()) == {"entry": marked}
+
+    def test_of_two_who_change_a_stamp_one_does_and_the_other_is_told(self, backend: Any) -> None:
+        """A beat marks its run as sent at the moment at which another one takes it over."""
+        claimed = LastRun(100.0, "a", 130.0, "1", 0, (UnsentRun(100.0, "1"),))
+        marked, taken = claimed.changed(()), claimed.changed((UnsentRun(100.0, "2"),))
+        for first, second in ((marked, taken), (taken, marked)):
+            entry = f"entry of {first.token}"
+            self.know(backend, entry, claimed)
+            assert backend.claim_run(entry, claimed, first, 60) is None
+            assert backend.claim_run(entry, claimed, second, 60) == first
+            assert backend.claim_run(entry, claimed, first, 60) is None  # repeated
+            assert backend.find_runs([entry]) == [first]
+
+    def test_who_changes_a_stamp_of_a_run_that_is_over_is_told_the_next_one(self, backend: Any) -> None:
+        claimed = LastRun(100.0, "a", 130.0, "1", 0, (UnsentRun(100.0, "1"),))
+        following = LastRun(130.0, "b", 160.0, "2", 0, (*claimed.unsent, UnsentRun(130.0, "2")))
+        self.know(backend, "entry", claimed)
+        assert backend.claim_run("entry", claimed, following, 60) is None
+        assert backend.claim_run("entry", claimed, claimed.changed(()), 60) == following
+        marked = following.changed(following.unsent[1:])
+        assert backend.claim_run("entry", following, marked, 60) is None
+        assert backend.find_runs(["entry"]) == [marked]
+
+    def test_nobody_changes_what_a_store_did_not_know(self, backend: Any, monkeypatch: Any) -> None:
+        """Another beat may know that the run was taken over."""
+        monkeypatch.setattr(backend, "grace", 0.5)
+        claimed = LastRun(100.0, "a", 130.0, "1", 0, (UnsentRun(100.0, "1"),))
+        assert backend.claim_run("entry", claimed, claimed.changed(()), 60) == claimed
+        assert backend.claim_run("entry", claimed, claimed.changed(()), 60) == claimed
+        eventually(lambda: backend.claim_run("entry", claimed, claimed.changed(()), 60) is None, 5)
 
     def test_times_are_exact_to_the_microsecond(self, backend: Any) -> None:
         seen = LastRun(1705305600.551894, token="1")
@@ -160,3 +201,32 @@ class RunsContract:
         for thread in threads:
             thread.join(30)
         assert sorted(won) == [float(run) for run in range(1, runs + 1)]
+
+    def test_every_unsent_run_is_taken_over_by_one_of_many(self, backend: Any) -> None:
+        """Each as a beat does: it tries again with the stamp that it was told, until the run is gone or its own."""
+        runs, takers = 20, 6
+        unsent = tuple(UnsentRun(float(number), f"dead {number}") for number in range(runs))
+        first = LastRun(100.0, "dead", 130.0, "1", 0, unsent)
+        self.know(backend, "entry", first)
+        start, won = threading.Barrier(takers), []
+
+        def take(number: int) -> None:
+            start.wait(10)
+            known = first
+            while left := [one for one in known.unsent if one.token.startswith("dead")]:
+                mine = UnsentRun(left[0].scheduled_at, f"taker {number}")
+                run = known.changed(tuple(mine if one == left[0] else one for one in known.unsent))
+                standing = backend.claim_run("entry", known, run, 60)
+                if standing is None:
+                    won.append(mine)
+                known = standing or run
+
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(takers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(one.scheduled_at for one in won) == [one.scheduled_at for one in unsent]
+        [last] = backend.find_runs(["entry"])
+        assert sorted(last.unsent) == sorted(won)
+        assert (last.changes, last.ran_at) == (runs, 100.0)

@@ -22,7 +22,7 @@ from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.celery.schedule_store import NEVER, ScheduleStore, recorded_runs
 from django_distlock.exceptions import UnreadableRun
 from django_distlock.formats import FORMAT
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from tests.support.inside import runs_of
 from tests.support.programs import ROOT
 from tests.support.tools import backend_on, eventually

@@ -15,7 +15,7 @@ from django_distlock import locks
 from django_distlock.celery.schedule_store import ScheduleStore
 from django_distlock.models import BeatRun
 from django_distlock.monitoring.inventory import Key
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from django_distlock.utils.text import printable
 from tests.support.admin_pages import login, said
 from tests.support.stores import LOCMEM, REDIS

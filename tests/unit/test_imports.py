@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = {
     "": [
-        "core", "decorators", "exceptions", "formats", "journal", "names", "options", "signals", "types", "utils",
-        "version", "backends",
+        "core", "decorators", "exceptions", "formats", "journal", "names", "options", "runs", "signals", "types",
+        "utils", "version", "backends",
     ],
     "backends": ["base", "common"],
     "backends.common": ["key_prefix", "selftest", "timing"],

@@ -52,7 +52,18 @@ LAYERS = {
     ],
     "contract": ["backends.base", "backends.exchange", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
-    "vocabulary": ["version", "formats", "types", "journal", "options", "names", "exceptions", "signals", "models"],
+    "vocabulary": [
+        "version",
+        "formats",
+        "types",
+        "runs",
+        "journal",
+        "options",
+        "names",
+        "exceptions",
+        "signals",
+        "models",
+    ],
     "utils": ["utils"],
 }
 STORES = LAYERS["stores"]

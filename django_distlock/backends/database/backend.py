@@ -16,7 +16,8 @@ from django.db import connections
 from ...exceptions import InvalidLockName, LockBackendError
 from ...journal import QueuedWaiter
 from ...models import LONGEST_KEY
-from ...types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
+from ...runs import LastRun
+from ...types import Grant, Holder, LockInfo, LockRequest, Slot
 from ...utils.clock import wall_clock
 from ...utils.events import about_event
 from ..base import STEP, JournalBackend, RunsBackend, named

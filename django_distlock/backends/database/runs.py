@@ -9,7 +9,7 @@ from typing import Any
 from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
 from ...formats import LARGEST, NUMBER, is_newer
 from ...models import DatabaseRun
-from ...types import DAY, LastRun
+from ...runs import DAY, LastRun
 from ...utils.clock import clock
 from ...utils.events import about_event
 from ..common.backoff import Backoff, retry

@@ -13,11 +13,12 @@ from redis.exceptions import RedisError
 
 from ...exceptions import InvalidLockBackend, LockBackendError
 from ...journal import QueuedWaiter
+from ...runs import LastRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
-from ..base import JournalBackend, named
+from ..base import JournalBackend, RunsBackend, named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
@@ -27,10 +28,10 @@ from .client import Reply
 from .config import read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
-from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, Keys, Listing, TenantKeys
+from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, RUNS, Keys, Listing, TenantKeys
 from .operations import POLLS, Operations
 from .pubsub import NoListener
-from .runs import RedisRuns
+from .runs import Runs
 from .scripts import Command
 from .topology import Topology, server_topology
 
@@ -43,7 +44,7 @@ LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LOOK in re
 RENEWALS = 10_000
 
 
-class RedisBackend(GeneratorBackend, RedisRuns, JournalBackend, ExchangeBackend):
+class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBackend):
     """One key per lock: token, state, fencing number and holder in its value, the TTL on the key.
 
     A grant is an atomic script on the server, as are renewal and release, which compare the token first.
@@ -84,6 +85,7 @@ class RedisBackend(GeneratorBackend, RedisRuns, JournalBackend, ExchangeBackend)
         self._operations = Operations(
             alias, self.keys, self.location.text, self.setting("KEY_PREFIX"), self.timing, self._explain
         )
+        self._beat_runs = Runs(alias, self._operations, self._sent)
 
     def _topology(self, arguments: Mapping[str, Any]) -> Topology:
         return server_topology(self, arguments, self._hand_back)
@@ -368,6 +370,21 @@ class RedisBackend(GeneratorBackend, RedisRuns, JournalBackend, ExchangeBackend)
 
     def read_journal(self) -> list[str]:
         return self._operations.journal_texts(self._sent(self._operations.read_journal()))
+
+    # The runs of beat
+
+    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
+        return self._beat_runs.claim(name, seen, now, ttl, self.grace, self.runs_ahead)
+
+    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
+        return self._beat_runs.find(names)
+
+    def runs(self) -> Iterator[tuple[str, LastRun]]:
+        names = chain.from_iterable(
+            drive(page, self._client, self._translated).get(RUNS, ())
+            for page in self._listed(self.keys.at(self.shared_prefix), [RUNS], "")
+        )
+        return self._beat_runs.page(names)
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRun
 from ...formats import NEWER, is_newer
 from ...journal import QueuedWaiter
-from ...types import Holder, LastRun, LockInfo, LockRequest
+from ...runs import LastRun
+from ...types import Holder, LockInfo, LockRequest
 from ...utils.events import about_event
 from ..common.timing import Timing
 from .client import Reply

@@ -1,53 +1,45 @@
-"""The runs of beat on Redis: one key per entry."""
+"""The runs of beat: a string for each entry, moved by a script."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from ...exceptions import UnreadableRun
-from ...types import LastRun
-from ...utils.drive import drive
+from ...runs import LastRun
 from ...utils.events import about_event
-from ..base import RunsBackend
-from .keys import RUNS, SCAN_STEP, Keys
+from .client import Reply
+from .keys import SCAN_STEP
 from .operations import Operations
 
 logger = logging.getLogger("django_distlock")
 
 
-class RedisRuns(RunsBackend):
-    """A part of RedisBackend, which has the rest of what it needs."""
+class Runs:
+    """``send``: sends commands, and returns their replies or raises LockBackendError."""
 
-    alias: str
-    keys: Keys
-    shared_prefix: str
-    _operations: Operations
-    _client: Any
-    _sent: Any
-    _listed: Any
-    _translated: Any
+    def __init__(self, alias: str, operations: Operations, send: Callable[..., Reply]) -> None:
+        self._alias, self._operations, self._send = alias, operations, send
 
-    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        command = self._operations.claim_run(name, seen, now, ttl, self.grace, self.runs_ahead)
-        return self._operations.claimed_run(name, self._sent(command), self.runs_ahead)
+    def claim(
+        self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, most_ahead: float
+    ) -> LastRun | None:
+        """As ``claim_run``. Repeatable."""
+        command = self._operations.claim_run(name, seen, now, ttl, grace, most_ahead)
+        return self._operations.claimed_run(name, self._send(command), most_ahead)
 
-    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
-        return [run if isinstance(run, LastRun) else None for run in self._find_runs(names)]
+    def find(self, names: Sequence[str]) -> list[LastRun | None]:
+        return [run if isinstance(run, LastRun) else None for run in self._read(names)]
 
-    def runs(self) -> Iterator[tuple[str, LastRun]]:
-        names = chain.from_iterable(
-            drive(page, self._client, self._translated).get(RUNS, ())
-            for page in self._listed(self.keys.at(self.shared_prefix), [RUNS], "")
-        )
+    def page(self, names: Iterator[str]) -> Iterator[tuple[str, LastRun]]:
+        """Those of these that can be read. Of others an error is logged."""
         while batch := list(islice(names, SCAN_STEP)):
-            for name, run in zip(batch, self._find_runs(batch), strict=True):
+            for name, run in zip(batch, self._read(batch), strict=True):
                 if isinstance(run, LastRun):
                     yield name, run
                 elif run:
-                    logger.error("%s", run, extra=about_event("unreadable", alias=self.alias, entry=name))
+                    logger.error("%s", run, extra=about_event("unreadable", alias=self._alias, entry=name))
 
-    def _find_runs(self, names: Sequence[str]) -> list[LastRun | UnreadableRun | None]:
-        return self._operations.found_runs(names, self._sent(*self._operations.find_runs(names)))
+    def _read(self, names: Sequence[str]) -> list[LastRun | UnreadableRun | None]:
+        return self._operations.found_runs(names, self._send(*self._operations.find_runs(names)))

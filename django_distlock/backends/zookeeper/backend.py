@@ -11,7 +11,8 @@ from typing import Any, ClassVar, TypeVar
 from django.core.checks import CheckMessage
 
 from ...exceptions import LockBackendError
-from ...types import CheckResult, Grant, LastRun, LockInfo, LockRequest, Outage, SessionGrant, Slot, lock_key
+from ...runs import LastRun
+from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, SessionGrant, Slot, lock_key
 from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.events import about_event

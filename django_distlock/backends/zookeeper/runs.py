@@ -10,7 +10,7 @@ from kazoo.exceptions import NoNodeError  # type: ignore[import-untyped]
 
 from ...exceptions import ClockIsAhead, NewerRun, UnreadableRun
 from ...formats import is_newer
-from ...types import LastRun
+from ...runs import LastRun
 from ...utils.drive import Steps
 from ...utils.events import about_event
 from . import requests as ask

@@ -9,7 +9,8 @@ import pytest
 from django_distlock import lock, locks
 from django_distlock.backends.base import RunsBackend
 from django_distlock.backends.common.timing import Timing
-from django_distlock.types import Grant, Holder, LastRun, LockInfo, LockRequest, Slot
+from django_distlock.runs import LastRun
+from django_distlock.types import Grant, Holder, LockInfo, LockRequest, Slot
 from django_distlock.utils.clock import wall_clock
 from tests.support.tenants import asked, of_tenants, tenant
 from tests.support.tools import backend_on, eventually, locked_names, renewer_of

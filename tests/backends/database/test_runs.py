@@ -10,12 +10,12 @@ import celery
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import LockBackendError, locks, types
+from django_distlock import LockBackendError, locks, runs
 from django_distlock.backends.database import sqlite
 from django_distlock.celery.schedule_store import ScheduleStore, recorded_runs
 from django_distlock.exceptions import NewerRun, UnreadableRun
 from django_distlock.models import DatabaseRun
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from tests.support.databases import ALIAS, through
 from tests.support.stores import DATABASE
 from tests.support.tools import backend_on, eventually
@@ -166,7 +166,7 @@ def test_a_fleet_whose_beats_come_and_go_sends_what_one_stock_beat_sends(sqlite_
     worlds = stock, fleet = World(START, entries), World(START, entries)
     monkeypatch.setattr(beat, "clock", lambda: fleet.now.timestamp())
     monkeypatch.setattr(sqlite, "wall_clock_us", lambda: int(fleet.now.timestamp() * 1e6))
-    monkeypatch.setattr(types, "wall_clock", lambda: fleet.now.timestamp())
+    monkeypatch.setattr(runs, "wall_clock", lambda: fleet.now.timestamp())
     stock.start(StockBeat)
     stock.run(end)
     for _ in range(3):

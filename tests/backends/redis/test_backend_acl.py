@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.types import Grant, LastRun, Level, LockInfo, Slot
+from django_distlock.runs import LastRun
+from django_distlock.types import Grant, Level, LockInfo, Slot
 from example_project.valkey import Valkey, binary
 from tests.support import servers
 from tests.support.leases import lease_of, wait_for_renewal

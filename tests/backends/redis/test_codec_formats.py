@@ -11,7 +11,8 @@ from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.redis.codec import with_ends
 from django_distlock.exceptions import NewerRun
 from django_distlock.formats import is_newer
-from django_distlock.types import Holder, LastRun, new_token
+from django_distlock.runs import LastRun
+from django_distlock.types import Holder, new_token
 from tests.support.tools import lock_request
 
 TOLD = "was written by a newer version of django-distlock; bring all processes to that version"

@@ -19,7 +19,8 @@ from django_distlock.backends.redis.codec import read_holder, read_lease
 from django_distlock.backends.redis.keys import LEASES, OTHERS, ClusterKeys, Keys, Listing
 from django_distlock.backends.redlock.quorum import Observation
 from django_distlock.formats import FORMAT
-from django_distlock.types import Grant, Holder, LastRun, LockInfo
+from django_distlock.runs import LastRun
+from django_distlock.types import Grant, Holder, LockInfo
 from tests.support.admin_pages import hold, names_in
 from tests.support.tools import lock_request
 

@@ -7,7 +7,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
 
 from django_distlock.backends.zookeeper import ZooKeeperBackend
 from django_distlock.exceptions import InvalidLockBackend
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from tests.support.tools import eventually, locked_names, renewer_of
 
 ACL = [make_digest_acl("shop", "secret", all=True)]

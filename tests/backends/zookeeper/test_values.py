@@ -7,7 +7,8 @@ import pytest
 from django_distlock import LockBackendError, lock
 from django_distlock.backends.zookeeper.values import Held, Rest, Unreadable
 from django_distlock.exceptions import NewerRun, UnreadableRun
-from django_distlock.types import Grant, Holder, LastRun, Slot
+from django_distlock.runs import LastRun
+from django_distlock.types import Grant, Holder, Slot
 from tests.support.tools import lock_request
 
 HOLDER = Holder("host", 5, "thread", 'a "label" ]', 12.5)

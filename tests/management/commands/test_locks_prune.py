@@ -12,7 +12,7 @@ from django.db import connections
 from django_distlock import locks
 from django_distlock.journal import Event, JournalEntry
 from django_distlock.models import DatabaseLock
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from tests.support.commands import said
 from tests.support.databases import ALIAS
 from tests.support.stores import DATABASE, LOCMEM, REDIS

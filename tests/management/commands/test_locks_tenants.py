@@ -8,7 +8,7 @@ import pytest
 
 from django_distlock import locks
 from django_distlock.monitoring.inventory import Inventory
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from django_distlock.utils.clock import wall_clock
 from tests.support.admin_pages import LIST, hold, key_of, login, names_in, release, use_admin
 from tests.support.admin_pages import said as messages_in

@@ -7,7 +7,7 @@ from typing import Protocol
 from django_distlock.backends.redis.keys import LEASES, OTHERS, RUNS, Keys, Listing
 from django_distlock.backends.redis.operations import ACQUIRE, RENEW, Operations
 from django_distlock.backends.redis.scripts import Command, packed_keys
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 
 from .package import INBOX, QUORUM, SCRIPTS, operations, request
 from .stages import Process, Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from django_distlock.backends.redis.keys import Keys
-from django_distlock.types import LastRun
+from django_distlock.runs import LastRun
 from tests.support.sentinel import SERVICE
 
 from .package import INBOX, SCRIPTS, operations, request
