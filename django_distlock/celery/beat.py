@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -14,12 +15,14 @@ from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
 from ..exceptions import LockBackendError, RunRefused
-from ..runs import LastRun
+from ..runs import LastRun, UnsentRun
 from ..utils.clock import clock
 from ..utils.events import about_event
+from .broker import Broker
 from .config import BEAT_SETTING
 from .deferred_signals import DeferredSignals
 from .schedule_store import ScheduleStore, next_time
+from .scheduled import HEADER, header_of
 
 if celery.VERSION[:2] < (5, 7):
     raise ImproperlyConfigured(
@@ -29,6 +32,8 @@ if celery.VERSION[:2] < (5, 7):
 
 RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know
 LONG_TICK = 1.0  # seconds after which the waits that a tick has computed are out of date
+EARLY = 0.01  # seconds by which Celery wakes before an entry is due
+LOOKS = 3  # for runs that were not sent, in RESEND_AFTER seconds
 RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
 CLOCK_TOLERANCE = 5.0  # seconds that a run may be ahead of this host's clock without a warning
 
@@ -43,6 +48,10 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
     All beats tick. Each entry has one ``last_run_at``, in the store. A run that is due belongs to the beat that
     moves it, by compare-and-set; the others take over the newer time. There is no leader and nothing to renew, so
     a beat that dies costs no time. While the store does not answer nothing is sent: runs are late, never twice.
+    A beat that the broker does not answer claims nothing.
+
+    Runs of the entries in ``AT_LEAST_ONCE`` are marked in the store when they are sent. One that is not marked for
+    ``RESEND_AFTER`` seconds is taken over by another beat, again by compare-and-set, and sent.
 
     ``verify_interval``: seconds after which a beat verifies again that the store has its data.
     """
@@ -57,7 +66,8 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         self._is_store_down = False
         self._clocks_reported: set[str] = set()
         self._signals = DeferredSignals()
-        self._tick_at = self._verify_at = self._filled_at = 0.0  # on clock()
+        self._broker = Broker(lambda: self.connection)
+        self._tick_at = self._verify_at = self._resend_at = self._filled_at = 0.0  # on clock()
         super().__init__(app, *args, **kwargs)
 
     def setup_schedule(self) -> None:
@@ -71,14 +81,17 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         super().setup_schedule()
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """The scheduler's own tick, when it is due, and a verification that the store has its data."""
+        """The scheduler's own tick, when it is due; a verification that the store has its data; what was not sent."""
         if clock() >= self._tick_at:
             wait = self._tick(*args, **kwargs)
             self._tick_at = clock() + (wait or 0.0)
         if clock() >= self._verify_at:
             self._verify()
             self._verify_at = clock() + self.verify_interval
-        return max(0.0, min(self._tick_at, self._verify_at) - clock())
+        if clock() >= self._resend_at:
+            self._resend()
+            self._resend_at = clock() + self._schedule_store.resend_after / LOOKS
+        return max(0.0, min(self._tick_at, self._verify_at, self._resend_at) - clock())
 
     def _tick(self, *args: Any, **kwargs: Any) -> float | None:
         began = clock()
@@ -101,6 +114,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             return
         try:
             newest = self._schedule_store.verify()
+            self._schedule_store.store_marks()
         except LockBackendError as error:
             self._store_failed(error)
         else:
@@ -108,8 +122,39 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if newest:
                 self._check_clock(newest)
 
+    def _resend(self) -> None:
+        """Send the runs that were claimed and not marked as sent, also if all beats have died meanwhile."""
+        try:
+            for name, run in self._schedule_store.find_overdue(clock()):
+                entry = self.schedule.get(name)
+                if entry is not None and self._broker.answers():
+                    self._signals.defer()  # until the run is sent
+                    with suppress(RunRefused):  # it is in the log
+                        self._send_again(entry, run)
+        except LockBackendError as error:
+            self._store_failed(error)
+        finally:
+            self._signals.deliver()
+
+    def _send_again(self, entry: ScheduleEntry, run: UnsentRun) -> None:
+        """Unless another beat does."""
+        if self._schedule_store.take_over(entry.name, run):
+            logger.warning(
+                "The run of %r that was due at %s was claimed, and not marked as sent for %g s. It is sent now, perhaps"
+                " for the second time.",
+                entry.name, datetime.fromtimestamp(run.scheduled_at, UTC), self._schedule_store.resend_after,
+                extra=about_event("run-sent-again", alias=self._schedule_store.using, entry=entry.name),
+            )  # fmt: skip
+            self.apply_entry(entry, producer=self.producer)
+
+    def names_of_entries(self) -> Iterable[str]:
+        """Of all that the schedule has, also those that are not read yet because they are due much later."""
+        return map(str, self.schedule)
+
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """At the start, and whenever entries came, went or changed: read first when they ran."""
+        if not self._has_synced and self._schedule_store.at_least_once:
+            self._check_names()
         entries: list[ScheduleEntry] = list(self.schedule.values())
         before = set(self._schedule_store.known)
         runs = self._schedule_store.sync(entry.name for entry in entries)
@@ -122,23 +167,31 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if (name := event.entry.name) not in runs:
                 now = _seconds(event.entry.default_now())
                 with suppress(RunRefused):
-                    due = next_time(now, event.time - now)
+                    due = next_time(now, event.time - now + EARLY)
                     self._schedule_store.publish(name, LastRun(_seconds(event.entry.last_run_at), next_at=due))
         self._has_synced = True
         self._filled_at = clock()  # which takes long where there are many
+
+    def _check_names(self) -> None:
+        if unknown := sorted(self._schedule_store.at_least_once.difference(self.names_of_entries())):
+            logger.warning(
+                "%s['AT_LEAST_ONCE'] names %s, which the schedule of this beat does not have. Correct it, or add it.",
+                BEAT_SETTING, ", ".join(map(repr, unknown)),
+                extra=about_event("beat-unknown-entry", alias=self._schedule_store.using),
+            )  # fmt: skip
 
     def _join_fleet(self, entry: ScheduleEntry, run: LastRun, is_new: bool) -> bool:
         """Go on from the last run of the fleet, and not from the start of this beat; False if the store lost it."""
         own = _seconds(entry.last_run_at)
         if self._schedule_store.is_in_doubt(entry.name, run):
             return True
-        if run.at > own:
+        if run.ran_at > own:
             self._adopt(entry, run)
         elif is_new and (self._has_synced or (entry.total_run_count and not self._is_saved_anew(entry))):
             # It was enabled again, or a file or a row has a run that the store lost.
-            return run.at == own
+            return run.ran_at == own
         elif not entry.total_run_count or _counts_from_change(entry):
-            _set_last_run(entry, run.at, entry.total_run_count)
+            _set_last_run(entry, run.ran_at, entry.total_run_count)
         return True
 
     def _read_row(self, entry: ScheduleEntry) -> None:
@@ -165,10 +218,14 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             due, wait = state = super().is_due(entry)
             if not due:
                 return state  # type: ignore[no-any-return]
+            if not self._broker.answers():
+                return schedstate(False, RETRY)  # type: ignore[no-any-return]
             seen, now = _seconds(entry.last_run_at), _seconds(entry.default_now())
+            scheduled_at = self._scheduled_at(entry, seen, now)
             self._signals.defer()  # until the run is sent
             try:
-                current = self._schedule_store.claim(entry.name, seen, now, None if _is_one_off(entry) else wait)
+                wait_after = None if _is_one_off(entry) else wait
+                current = self._schedule_store.claim(entry.name, seen, now, wait_after, scheduled_at)
             except RunRefused:
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
             except LockBackendError as error:
@@ -178,24 +235,61 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if current is None:
                 # A one-off is asked again at once, and disables itself then.
                 return schedstate(True, 0) if _is_one_off(entry) else state  # type: ignore[no-any-return]
-            if current.at <= seen:
+            if current.ran_at <= seen:
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
             self._adopt(entry, current)
             if current.host and _is_one_off(entry):
                 # Two beats that save one row would overwrite each other's count.
                 return schedstate(False, RETIREMENT)  # type: ignore[no-any-return]
 
+    def _scheduled_at(self, entry: ScheduleEntry, seen: float, now: float) -> float:
+        """When the run that is due now was due: as its schedule says, or the beat that claimed the run before.
+
+        The one does not know when a row begins, the other one not that the schedule was changed since.
+        """
+        known = self._schedule_store.known.get(entry.name)
+        expected = [known.next_at] if known and known.next_at is not None else []
+        if entry.schedule is not None:
+            with suppress(NotImplementedError):  # schedules need not tell
+                left = entry.schedule.remaining_estimate(datetime.fromtimestamp(seen, self.app.timezone))
+                expected.append(_seconds(entry.default_now()) + left.total_seconds())
+        return round(max((at for at in expected if at <= now), default=now), 6)
+
+    def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
+        """Send the run that was claimed, and mark it as sent: also if its message cannot be made.
+
+        If the broker was not reached it is not marked, so that another beat sends it.
+        """
+        run = self._schedule_store.claimed.pop(entry.name, None)
+        if run is None:
+            return super().apply_async(entry, producer=producer, advance=advance, **kwargs)
+        try:
+            message = _with_header(entry, header_of(entry.name, run.scheduled_at))
+            result = super().apply_async(message, producer=producer, advance=advance, **kwargs)
+        except Exception as error:
+            if not self._broker.failed(error):
+                self._mark_sent(entry.name, run)
+            raise
+        self._mark_sent(entry.name, run)
+        return result
+
+    def _mark_sent(self, name: str, run: UnsentRun) -> None:
+        try:
+            self._schedule_store.mark_sent(name, run)
+        except LockBackendError as error:
+            self._store_failed(error)
+
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
         """The last run is the claim, also if this beat was stopped since: all beats have one ``last_run_at``."""
         reserved = super().reserve(entry)
         if claimed := self._schedule_store.known.get(entry.name):
-            _set_last_run(reserved, claimed.at, reserved.total_run_count)
+            _set_last_run(reserved, claimed.ran_at, reserved.total_run_count)
         return reserved
 
     def _adopt(self, entry: ScheduleEntry, run: LastRun) -> None:
         """Take over the run of another beat."""
         self._check_clock(run)
-        _set_last_run(entry, run.at, entry.total_run_count + bool(run.host))
+        _set_last_run(entry, run.ran_at, entry.total_run_count + bool(run.host))
 
     def _check_clock(self, run: LastRun) -> None:
         ahead = run.at - _seconds(self.app.now())
@@ -250,6 +344,14 @@ def _set_last_run(entry: ScheduleEntry, at: float, count: int) -> None:
         when = when.replace(tzinfo=None)
     for record in filter(None, (entry, getattr(entry, "model", None))):
         record.last_run_at, record.total_run_count = when, count
+
+
+def _with_header(entry: ScheduleEntry, header: str) -> ScheduleEntry:
+    """A copy, because schedulers compare the options of entries, and keep them in files."""
+    copied = object.__new__(type(entry))
+    headers = {**(entry.options.get("headers") or {}), HEADER: header}
+    vars(copied).update(vars(entry), options={**entry.options, "headers": headers})
+    return copied
 
 
 def _counts_from_change(entry: ScheduleEntry) -> bool:

@@ -11,26 +11,35 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
-from ..options import as_seconds
+from ..options import Seconds, as_seconds
 from ..runs import DAY
 from ..utils.text import quoted
 
 BEAT_SETTING = "DISTRIBUTED_LOCKS_BEAT"
-BEAT_KEYS = ("ALIAS", "PREFIX")
+BEAT_KEYS = ("ALIAS", "PREFIX", "AT_LEAST_ONCE", "RESEND_AFTER")
+RESEND_AFTER = Seconds(
+    "after which a run that was claimed, and is not marked as sent, is sent by another beat; at least 1.", least=1.0
+)
 REMEMBER_SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
 
 unique_aliases: set[str] = set()  # in which the unique tasks that this process knows have their names
 
 
 class BeatSettings(NamedTuple):
-    """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app."""
+    """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app.
+
+    ``at_least_once``: the entries whose runs are sent again if no beat has marked them as sent for ``resend_after``
+    seconds.
+    """
 
     alias: str
     prefix: str | None
+    at_least_once: frozenset[str]
+    resend_after: float
 
     @classmethod
     def read(cls) -> Self:
-        """Raises ImproperlyConfigured for unknown keys and values that are no texts."""
+        """Raises ImproperlyConfigured for unknown keys and values that cannot be used."""
         given, known = getattr(settings, BEAT_SETTING, {}), ", ".join(BEAT_KEYS)
         if not isinstance(given, Mapping):
             raise ImproperlyConfigured(f"{BEAT_SETTING} is {quoted(given)}; it is a dict with the keys {known}.")
@@ -42,7 +51,12 @@ class BeatSettings(NamedTuple):
                 f"{BEAT_SETTING}: 'ALIAS' is {quoted(alias)}, 'PREFIX' is {quoted(prefix)}. The one is an alias"
                 " of DISTRIBUTED_LOCKS, the other what the names of this app's entries begin with; both are texts."
             )
-        return cls(alias, prefix)
+        try:
+            resend_after = RESEND_AFTER(f"{BEAT_SETTING}['RESEND_AFTER']", given.get("RESEND_AFTER", 30.0))
+        except ValueError as error:
+            raise ImproperlyConfigured(str(error)) from None
+        assert resend_after is not None
+        return cls(alias, prefix, _names("AT_LEAST_ONCE", given.get("AT_LEAST_ONCE", ())), resend_after)
 
     def backend(self) -> RunsBackend:
         """Raises ImproperlyConfigured if the alias does not exist or cannot keep runs; no I/O."""
@@ -53,6 +67,13 @@ class BeatSettings(NamedTuple):
                 " beat. Name an alias on Redis or on a database."
             )
         return backend
+
+
+def _names(key: str, given: object) -> frozenset[str]:
+    """Raises ImproperlyConfigured for what is no collection of texts."""
+    if isinstance(given, list | tuple | set | frozenset) and all(isinstance(name, str) for name in given):
+        return frozenset(given)
+    raise ImproperlyConfigured(f"{BEAT_SETTING}[{key!r}] is {quoted(given)}. It is a list of the names of entries.")
 
 
 def is_beat_used() -> bool:

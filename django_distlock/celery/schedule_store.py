@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
 from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
-from ..runs import DAY, LastRun
+from ..runs import DAY, MICROSECOND, LastRun, UnsentRun
 from ..types import new_token
 from ..utils.clock import wall_clock
 from ..utils.events import about_event
@@ -23,7 +24,7 @@ from .config import BeatSettings
 MIN_TTL = 7 * DAY  # for which the store keeps a run after its entry is gone, or all beats are
 MAX_TTL = 10 * 366 * DAY
 NEVER = 1e8  # seconds; what django-celery-beat waits for rows that are done
-MICROSECOND = 1e-6
+MOST_UNSENT = 100  # runs of an entry
 CLOCK = ""  # stands for the clock of this host in ``_refused``, which has the names of entries
 
 logger = logging.getLogger("django_distlock")
@@ -52,7 +53,7 @@ def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
     backend = locks[using]
     if isinstance(backend, RunsBackend):
         for entry, run in backend.runs():
-            last, due = _moment(run.at if run.host else None), _moment(run.next_at)
+            last, due = _moment(run.ran_at if run.host else None), _moment(run.next_at)
             yield RunInfo(entry, using, last, run.host, due)
 
 
@@ -69,16 +70,21 @@ class ScheduleStore:
     """The last runs of the entries of one Celery app, in the store and as this beat knows them.
 
     Methods that ask the store raise LockBackendError when it does not answer.
+
+    ``claimed``: by entry, the run that this beat has claimed, or taken over, and has not sent yet.
     """
 
     def __init__(self, app_name: str) -> None:
         """Raises ImproperlyConfigured for settings that no beat can run with; no I/O."""
         self._settings = BeatSettings.read()
         self._settings.backend()
-        self.using, prefix = self._settings
+        self.using, prefix = self._settings.alias, self._settings.prefix
         self.prefix = prefix if prefix is not None else app_name and f"{app_name}:"
         self.known: dict[str, LastRun] = {}
+        self.claimed: dict[str, UnsentRun] = {}
         self._in_doubt: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
+        self._sent: dict[str, set[str]] = {}  # the tokens of runs that this beat has sent and not yet marked, by entry
+        self._found_at: dict[str, float] = {}  # when unsent runs were first found, by token
         self._refused: set[str] = set()  # entries, and ``CLOCK``, whose refusal is in the log already
 
     @property
@@ -89,10 +95,26 @@ class ScheduleStore:
     def spans_processes(self) -> bool:
         return locks[self.using].supports_processes
 
-    def claim(self, entry: str, seen: float, now: float, wait: float | None) -> LastRun | None:
+    @property
+    def at_least_once(self) -> frozenset[str]:
+        """The names of the entries whose runs are marked when they are sent."""
+        return self._settings.at_least_once
+
+    @property
+    def resend_after(self) -> float:
+        return self._settings.resend_after
+
+    def is_marked(self, entry: str) -> bool:
+        """Whether runs of the entry are marked when they are sent, so that others send those that are not."""
+        return str(entry) in self.at_least_once
+
+    def claim(
+        self, entry: str, seen: float, now: float, wait: float | None, scheduled_at: float | None = None
+    ) -> LastRun | None:
         """Claim the run that is due. None: it belongs to this beat, which is the first to claim it.
 
-        ``seen``: when the entry last ran, as its row or file says; ``wait``: seconds from ``now`` to the next run.
+        ``seen``: when the entry last ran, as its row or file says; ``wait``: seconds from ``now`` to the next run;
+        ``scheduled_at``: when the run was due, ``now`` if it is None.
         Otherwise returns the current last run: a newer one if another beat has claimed the run; one not newer than
         ``seen`` if the store did not know the entry, and waits for what other beats know: then ask again in a second.
 
@@ -100,16 +122,100 @@ class ScheduleStore:
         Raises RunRefused if the store answers, but refuses the run to this host.
         """
         known = self.known.get(entry, LastRun(seen))
-        if known.at > seen and not self.is_in_doubt(entry, known):
-            return known  # the store may have lost it, as the row or the file has
-        token = self._in_doubt.setdefault(entry, new_token())
-        at = round(max(now, seen + MICROSECOND), 6)  # a claim that changes nothing would leave the run to others, too
-        run = LastRun(at, socket.gethostname(), next_time(at, wait), token)
-        before = known if known.at == seen else LastRun(seen)
-        current = self._claim(entry, before, run)
-        del self._in_doubt[entry]
+        if known.ran_at > seen and not self.is_in_doubt(entry, known):
+            return self._unless_claimed(entry, known)  # the store may have lost it, as the row or the file has
+        mine = UnsentRun(now if scheduled_at is None else scheduled_at, self._in_doubt.setdefault(entry, new_token()))
+        while True:
+            # A claim that changes nothing would leave the run to others, too.
+            at = round(max(now, seen + MICROSECOND, known.at + MICROSECOND), 6)
+            unsent = self._with_claimed(mine, entry, known.unsent) if self.is_marked(entry) else ()
+            run = LastRun(at, socket.gethostname(), next_time(at, wait), mine.token, 0, unsent)
+            before = known if known.ran_at == seen else LastRun(seen, unsent=known.unsent)
+            current = self._claim(entry, before, run)
+            if current is None or current.ran_at != seen or current.at <= before.at:
+                break
+            known = current  # of the same run, marked as sent meanwhile
         self.known[entry] = max(before, current or run, key=lambda run: run.at)
-        return current
+        if current:
+            return self._unless_claimed(entry, current)
+        del self._in_doubt[entry]
+        self.claimed[entry] = mine
+        self._report_given_up(entry, before, run)
+        return None
+
+    def _unless_claimed(self, entry: str, run: LastRun) -> LastRun | None:
+        """The run; None if this beat's claim in doubt is among the unsent ones, so that it did move the stamp."""
+        token = self._in_doubt.pop(entry, "")
+        for one in run.unsent:
+            if one.token == token:
+                self.claimed[entry] = one
+                return None
+        return run
+
+    def _report_given_up(self, entry: str, before: LastRun, now: LastRun) -> None:
+        if self.is_marked(entry):
+            for one in self._without_sent(entry, before.unsent):
+                if one not in now.unsent:
+                    logger.error(
+                        "The run of %r that was due at %s is given up, and may never have been sent: %d others wait.",
+                        entry, _moment(one.scheduled_at), len(now.unsent),
+                        extra=about_event("run-given-up", alias=self.using, entry=entry),
+                    )  # fmt: skip
+
+    def _with_claimed(self, mine: UnsentRun, entry: str, unsent: Iterable[UnsentRun]) -> tuple[UnsentRun, ...]:
+        others = [one for one in self._without_sent(entry, unsent) if one.token != mine.token]
+        return (*others, mine)[-MOST_UNSENT:]
+
+    def _without_sent(self, entry: str, unsent: Iterable[UnsentRun]) -> tuple[UnsentRun, ...]:
+        sent = self._sent.get(entry, ())
+        return tuple(one for one in unsent if one.token not in sent)
+
+    def mark_sent(self, entry: str, run: UnsentRun) -> None:
+        """The run was sent: other beats need not send it. If the store does not answer, ``store_marks()`` goes on."""
+        if self.is_marked(entry):
+            self._sent.setdefault(entry, set()).add(run.token)
+            self.store_marks()
+
+    def store_marks(self) -> None:
+        """Mark in the store what this beat has sent and could not mark yet."""
+        for entry in list(self._sent):
+            with suppress(RunRefused):  # it is in the log
+                if self._change(entry, partial(self._without_sent, entry)):
+                    del self._sent[entry]
+
+    def find_overdue(self, now: float) -> list[tuple[str, UnsentRun]]:
+        """Read the runs that are to be sent at least once. Returns those that were not marked for too long.
+
+        Each with its entry. ``now``: on ``clock()``. The time counts from when this beat first found them, because
+        clocks of hosts differ.
+        """
+        entries = [entry for entry in self.known if self.is_marked(entry)]
+        if not entries:
+            return []
+        for entry, run in zip(entries, self._backend.find_runs([self._name(entry) for entry in entries]), strict=True):
+            self.known[entry] = max(self.known[entry], run or self.known[entry], key=lambda run: run.at)
+        unsent = [(entry, one) for entry in entries for one in self._without_sent(entry, self.known[entry].unsent)]
+        self._found_at = {one.token: self._found_at.get(one.token, now) for _, one in unsent}
+        return [(entry, one) for entry, one in unsent if now - self._found_at[one.token] >= self.resend_after]
+
+    def take_over(self, entry: str, run: UnsentRun) -> bool:
+        """Claim a run that was not marked as sent; whether it belongs to this beat now."""
+        mine = run._replace(token=new_token())
+        self._change(entry, lambda unsent: tuple(mine if one == run else one for one in unsent))
+        is_mine = entry in self.known and mine in self.known[entry].unsent
+        if is_mine:
+            self.claimed[entry] = mine
+        return is_mine
+
+    def _change(self, entry: str, changed: Callable[[tuple[UnsentRun, ...]], tuple[UnsentRun, ...]]) -> bool:
+        """Store other unsent runs of the entry; False if nobody may yet, because the store lost what it knew."""
+        while (known := self.known.get(entry)) and (unsent := changed(known.unsent)) != known.unsent:
+            run = known.changed(unsent)
+            current = self._claim(entry, known, run)
+            if current is not None and current.at <= known.at:
+                return False
+            self.known[entry] = current or run
+        return True
 
     def sync(self, entries: Iterable[str]) -> dict[str, LastRun]:
         """Read the last runs of these entries, and forget all others. Returns those that have one."""

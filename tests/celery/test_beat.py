@@ -28,7 +28,7 @@ if celery.VERSION[:2] < (5, 7):
 
 from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 
-from django_distlock.celery import beat
+from django_distlock.celery import beat, broker
 from django_distlock.celery.deferred_signals import DeferredSignals
 from tests.support.inside import look_at_schedule, runs_of, schedule_store_of
 from tests.support.programs import ROOT
@@ -43,7 +43,7 @@ START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 def world(locmem_locks, monkeypatch):
     """Makes worlds; the clock of the schedulers is that of the newest."""
     worlds = []
-    for clock in ((beat, "clock"), (locmem, "clock"), (locmem, "wall_clock")):
+    for clock in ((beat, "clock"), (broker, "clock"), (locmem, "clock"), (locmem, "wall_clock")):
         monkeypatch.setattr(*clock, lambda: worlds[-1].now.timestamp())
 
     def new(entries, now=START, **conf):
@@ -518,7 +518,7 @@ def test_a_scheduler_of_ones_own_joins_in_by_the_mixin(world):
         def setup_schedule(self):
             self.update_from_dict(self.app.world.shelf)
 
-    class ShopBeat(Recording, beat.SharedRuns, ShopScheduler):
+    class ShopBeat(beat.SharedRuns, ShopScheduler, Recording):
         pass
 
     fleet = world(dict)

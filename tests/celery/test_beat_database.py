@@ -18,10 +18,10 @@ from django_celery_beat.schedulers import DatabaseScheduler
 
 from django_distlock import locks
 from django_distlock.backends import locmem
-from django_distlock.celery import beat
+from django_distlock.celery import beat, broker
 from django_distlock.celery.beat_database import DistlockDatabaseScheduler
 from django_distlock.celery.schedule_store import recorded_runs
-from tests.support.beats import Recording, World, gaps, task
+from tests.support.beats import Killed, Recording, World, gaps, task
 from tests.support.inside import runs_of, schedule_store_of
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
@@ -29,11 +29,11 @@ START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 
-class DatabaseBeat(Recording, DistlockDatabaseScheduler):
+class DatabaseBeat(DistlockDatabaseScheduler, Recording):
     pass
 
 
-class StockDatabaseBeat(Recording, DatabaseScheduler):
+class StockDatabaseBeat(DatabaseScheduler, Recording):
     pass
 
 
@@ -66,7 +66,7 @@ class TravellingWorld(World):
 @pytest.fixture
 def world(locmem_locks, monkeypatch):
     with time_machine.travel(START, tick=False) as traveller:
-        for module in (beat, locmem):
+        for module in (beat, broker, locmem):
             monkeypatch.setattr(module, "clock", lambda: datetime.now(UTC).timestamp())
         made = []
 
@@ -393,3 +393,36 @@ def test_rows_in_time_zones_of_their_own_run_as_with_one_stock_beat_when_clocks_
         ours, theirs = fleet.times(name), stock.times(name)
         assert len(ours) == len(theirs) >= 1, (name, ours, theirs)
         assert all(abs(our - their) < timedelta(seconds=1) for our, their in zip(ours, theirs, strict=True)), name
+
+
+def test_a_row_that_is_sent_at_least_once_is_read_also_hours_before_it_is_due(world, settings, rarely, caplog):
+    """A run that no beat sent since the night is sent in the morning, and not in the next night."""
+    settings.DISTRIBUTED_LOCKS_BEAT = {"AT_LEAST_ONCE": ["nightly", "off"], "RESEND_AFTER": 30}
+    row("nightly", minute="0", hour="14", timezone="UTC")
+    row("other", minute="0", hour="14", timezone="UTC")
+    row("off", every=60)
+    models.PeriodicTask.objects.filter(name="off").update(enabled=False)
+    fleet = world()
+    fleet.before_sending = kill_the_sender_of("nightly")
+    fleet.start()
+    fleet.run(START.replace(hour=14, minute=1))
+    assert not fleet.wakes
+    assert len(fleet.times("other")) <= 1
+    fleet.now = START.replace(hour=20)
+    fleet.start()
+    fleet.start()
+    fleet.run_for(120)
+    assert [when.hour for when in fleet.runs("nightly")] == [14]
+    assert [when.hour for when in fleet.times("nightly")] == [20]
+    assert not [record for record in caplog.records if "AT_LEAST_ONCE" in record.message]
+
+
+def kill_the_sender_of(entry):
+    killed = []
+
+    def kill(beat, name):
+        if name == entry and not killed:
+            killed.append(beat)
+            raise Killed
+
+    return kill

@@ -34,10 +34,15 @@ backend = backend_on("redis", "sqlite")
     ("setting", "message"),
     [
         ([], "it is a dict"),
-        ({"alias": "default"}, "unknown key 'alias'. Known: ALIAS, PREFIX"),
+        ({"alias": "default"}, "unknown key 'alias'. Known: ALIAS, PREFIX, AT_LEAST_ONCE, RESEND_AFTER"),
         ({"ALIAS": None}, "both are texts"),
         ({"PREFIX": 1}, "both are texts"),
         ({"ALIAS": "nope"}, "no alias 'nope'"),
+        ({"AT_LEAST_ONCE": "nightly"}, r"\['AT_LEAST_ONCE'\] is 'nightly'. It is a list of the names of entries"),
+        ({"AT_LEAST_ONCE": [1]}, "a list of the names of entries"),
+        ({"RESEND_AFTER": 0}, r"\['RESEND_AFTER'\] is 0. It is the number of seconds after which a run .* at least 1"),
+        ({"RESEND_AFTER": "30"}, "is '30'. It is the number of seconds"),
+        ({"RESEND_AFTER": None}, "is None. It is the number of seconds"),
     ],
 )
 def test_a_wrong_setting_is_named(setting, message, settings, locmem_locks):
@@ -213,3 +218,26 @@ def test_an_older_celery_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.delitem(sys.modules, "django_distlock.celery.beat", raising=False)
     with pytest.raises(ImproperlyConfigured, match=r"need Celery 5\.7 or later.*pip install"):
         importlib.import_module("django_distlock.celery.beat")
+
+
+def test_a_claim_in_doubt_that_is_read_before_it_is_made_again_is_one_unsent_run(locmem_locks, monkeypatch, settings):
+    settings.DISTRIBUTED_LOCKS_BEAT = {"AT_LEAST_ONCE": ["entry"]}
+    monkeypatch.setattr(locmem_locks, "grace", 0.0)
+    schedule, claim = ScheduleStore("shop"), locmem_locks.claim_run
+    schedule.publish("entry", LastRun(100.0))
+
+    def unanswered(*arguments):
+        claim(*arguments)
+        raise LockBackendError("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(locmem_locks, "claim_run", unanswered)
+        with pytest.raises(LockBackendError):
+            schedule.claim("entry", 100.0, 110.0, 10.0, 109.0)
+    assert schedule.find_overdue(0.0) == []
+    assert schedule.claim("entry", 100.0, 111.0, 10.0, 109.5) is None
+    [(_, stamp)] = locmem_locks.runs()
+    assert stamp.unsent == (schedule.claimed["entry"],)
+    schedule.mark_sent("entry", schedule.claimed["entry"])
+    [(_, stamp)] = locmem_locks.runs()
+    assert (stamp.unsent, stamp.ran_at) == ((), 111.0)

@@ -8,7 +8,6 @@ names the seconds of the latter. Each prints what it counted as a line of JSON; 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -157,13 +156,8 @@ def test_a_beat_frozen_between_claim_and_publish_sends_that_run_once_and_late(fl
     fleet = fleets({"wall": ("wall", 2)})
     fleet.start(beats=3)
     begin = settled(fleet)
-    for name in ("b1", "b2", "b3"):
-        fleet.journal.set(f"freeze:{name}", "1")
-    eventually(lambda: fleet.journal.llen("frozen") == 1)
-    for name in ("b1", "b2", "b3"):
-        fleet.journal.delete(f"freeze:{name}")
+    by, _ = fleet.strike_next("before", signal.SIGSTOP)
     frozen_at = time.time()
-    by = json.loads(fleet.journal.lindex("frozen", 0))[0]
     let_run((frozen_at // 2) * 2 + 6.8)
     others = fleet.sends()
     assert [one for one in others if one.at > frozen_at and one.by != by]

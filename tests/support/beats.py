@@ -5,20 +5,67 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 from itertools import pairwise
+from typing import NamedTuple
 
 from celery import Celery
+from celery.beat import Scheduler
+from kombu.exceptions import OperationalError
+
+from django_distlock.celery.scheduled import scheduled_run
 
 SOON = 0.002  # seconds that a tick takes: a due one is waited for by ticks over its last 0.01 s
 
 
-class Recording:
+class Killed(BaseException):
+    """Ends a beat at once, wherever it is."""
+
+
+class Connection:
+    """To the broker of a world, from one beat."""
+
+    connection_errors = channel_errors = ()
+
+    def __init__(self, beat):
+        self.beat = beat
+
+    def clone(self):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ensure_connection(self, **_):
+        if self.beat in self.beat.app.world.cut_off:
+            raise OperationalError("the broker is down")
+
+
+class Recording(Scheduler):
     """Sends into a list."""
 
     producer = None
 
+    @property
+    def connection(self):
+        return Connection(self)
+
     def apply_async(self, entry, producer=None, advance=True, **kwargs):
-        entry.options.setdefault("headers", {})["celery_beat_task"] = True  # as Celery does, in the entry itself
-        self.app.world.sent.append((entry.name, self.app.world.now))
+        headers = entry.options.setdefault("headers", {})
+        headers["celery_beat_task"] = True  # as Celery does, in the entry itself
+        world = self.app.world
+        world.before_sending(self, entry.name)
+        self.connection.ensure_connection()
+        world.sent.append((entry.name, world.now))
+        world.headers.append((entry.name, headers))
+        world.after_sending(self, entry.name)
+
+
+class Request(NamedTuple):
+    """Of a task, as it is sent."""
+
+    headers: dict
 
 
 class World:
@@ -27,6 +74,9 @@ class World:
     def __init__(self, now, entries, zone="UTC", **conf):
         self.now, self.entries, self.zone, self.conf = now, entries, zone, conf
         self.sent = []
+        self.headers = []  # of what was sent, with the entries
+        self.cut_off = set()  # beats that do not reach the broker
+        self.before_sending = self.after_sending = lambda beat, entry: None
         self.wakes = {}
         self.started = []
 
@@ -59,10 +109,17 @@ class World:
             if self.wakes[woken] > until:
                 break
             self.now = max(self.now, self.wakes[woken])
-            wait = woken.tick()
+            try:
+                wait = woken.tick()
+            except Killed:
+                self.kill(woken)
             if woken in self.wakes:
                 self.wakes[woken] = self.now + timedelta(seconds=max(wait, SOON))
         self.now = until
+
+    def runs(self, entry):
+        """Which runs were sent, in the order of the messages."""
+        return [scheduled_run(Request(headers)).scheduled_at for name, headers in self.headers if name == entry]
 
     def times(self, entry):
         return [when for name, when in self.sent if name == entry]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from celery.beat import Scheduler
-
 from django_distlock.celery import beat
 from tests.support.beats import Recording
 
 
-class StockBeat(Recording, Scheduler):
+class StockBeat(Recording):
     pass
 
 
-class MemoryBeat(Recording, beat.MemoryScheduler):
+class MemoryBeat(beat.MemoryScheduler, Recording):
     pass
 
 
-class FileBeat(Recording, beat.DistlockScheduler):
+class FileBeat(beat.DistlockScheduler, Recording):
     pass

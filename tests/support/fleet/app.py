@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import socket
 import time
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from celery.schedules import BaseSchedule, crontab, schedstate
 from django.conf import settings
 
 from django_distlock.backends.redis import RedisBackend
+from django_distlock.celery.scheduled import HEADER, scheduled_run
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.fleet.settings")
 NAME = os.environ.get("FLEET_NAME", "")
@@ -94,22 +94,32 @@ def write(what, *about):
 @app.task(name="note", bind=True)
 def note(self, entry):
     write("runs", entry, self.request.id, *self.request.get("claim"))
+    with journal() as book:
+        run = scheduled_run(self.request)
+        write("worked" if run and book.set(f"done:{run}", "1", nx=True) else "refused", entry)
 
 
 @signals.before_task_publish.connect
-def freeze(headers, body, **_):
-    """Between claim and publish, when the test asks for it."""
+def is_about_to_send(headers, body, **_):
     headers["claim"] = granted.get(body[0][0], ("", 0.0))
-    with journal() as book:
-        asked = book.getdel(f"freeze:{NAME}")
-    if asked:
-        write("frozen")
-        os.kill(os.getpid(), signal.SIGSTOP)
+    strike_if_asked("before", headers)
 
 
 @signals.after_task_publish.connect
 def sent(headers, body, **_):
     write("sends", body[0][0], headers["id"], *headers["claim"])
+    if HEADER in headers:  # a stock beat has none
+        write("scheduled", *json.loads(headers[HEADER]))
+    strike_if_asked("after", headers)
+
+
+def strike_if_asked(moment, headers):
+    """Stop or kill this process between claim and message, or between message and mark, when the test asks for it."""
+    with journal() as book:
+        number = book.getdel(f"{moment}:{NAME}")
+    if number:
+        write("struck", *json.loads(headers[HEADER]))
+        os.kill(os.getpid(), int(number))
 
 
 @signals.beat_init.connect

@@ -44,7 +44,10 @@ class Fleet:
         rows=None,
         scheduler="distlock_memory",
         settle=2.0,
+        broker: str | None = None,
+        beat: dict[str, object] | None = None,
     ) -> None:
+        """``beat``: DISTRIBUTED_LOCKS_BEAT. ``broker``: its URL, if it is another server than the journal."""
         self.folder, self.scheduler, self.store = folder, scheduler, store
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         repeated = {name: (kind, value) for name, (kind, value, one_off) in (rows or {}).items() if not one_off}
@@ -61,7 +64,8 @@ class Fleet:
         plan = {
             "locks": store.url,
             "journal": journal.url,
-            "broker": f"redis+socket://{journal.socket}?virtual_host=1",
+            "broker": broker or f"redis+socket://{journal.socket}?virtual_host=1",
+            "beat": beat or {},
             "database": str(folder / "fleet.sqlite3"),
             "entries": entries or {},
             "rows": rows or {},
@@ -91,8 +95,9 @@ class Fleet:
     def _pids(self) -> list[tuple[str, int]]:
         return [*self._servers, *((name, process.pid) for name, process in list(self.processes.items()))]
 
-    def beat(self, name: str, ahead: float = 0.0) -> None:
-        self._start(name, ["beat", *self._beat_options(name)], ahead)
+    def beat(self, name: str, ahead: float = 0.0, broker: str = "") -> None:
+        """``broker``: the URL by which this one reaches it, if that is another way."""
+        self._start(name, ["beat", *self._beat_options(name)], ahead, broker)
 
     def worker(self, name: str, with_beat: bool = False) -> None:
         """Prefork where there is a beat inside, as it is in production; else as small as can be."""
@@ -104,7 +109,7 @@ class Fleet:
         # Not -S, which is another option of the worker.
         return ["--scheduler", self.scheduler, "-s", str(self.folder / f"schedule-{name}")]
 
-    def _start(self, name: str, arguments: list[str], ahead: float = 0.0) -> None:
+    def _start(self, name: str, arguments: list[str], ahead: float = 0.0, broker: str = "") -> None:
         self.folder.joinpath(f"celerybeat-{name}.pid").unlink(missing_ok=True)
         with self.folder.joinpath(f"{name}.log").open("ab") as log:
             arguments = [
@@ -120,7 +125,7 @@ class Fleet:
                 arguments,
                 like="celery",
                 cwd=ROOT,
-                env={**self.environment, "FLEET_NAME": name, "FLEET_AHEAD": str(ahead)},
+                env={**self.environment, "FLEET_NAME": name, "FLEET_AHEAD": str(ahead), "FLEET_BROKER": broker},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -144,6 +149,19 @@ class Fleet:
         for name, process in self.processes.items():
             if process.poll() not in (None, -signal.SIGKILL, -signal.SIGTERM, 0):
                 raise AssertionError(f"{name} ended with {process.returncode}: {self.log(name)[-3000:]}")
+
+    def strike_next(self, moment: str, number: signal.Signals) -> tuple[str, float]:
+        """Stop or kill the beat that is the next to send, "before" it does or "after".
+
+        Returns its name, and when the run was due.
+        """
+        beats, struck = [name for name in self.processes if name.startswith("b")], self.journal.llen("struck")
+        for name in beats:
+            self.journal.set(f"{moment}:{name}", int(number))
+        eventually(lambda: self.journal.llen("struck") > struck, STARTS_WITHIN)
+        self.journal.delete(*(f"{moment}:{name}" for name in beats))
+        _, due, by, _ = json.loads(self.journal.lindex("struck", struck))
+        return by, due
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)
@@ -224,6 +242,11 @@ class Fleet:
 
     def runs(self) -> list[Sent]:
         return self._read("runs")
+
+    def scheduled(self, entry: str) -> list[float]:
+        """For which moments it was sent, in the order of the messages; when it was due, as its beat computed."""
+        lines = map(json.loads, self.journal.lrange("scheduled", 0, -1))
+        return [at for name, at, *_ in sorted(lines, key=lambda line: line[-1]) if name == entry]
 
     def __enter__(self) -> Fleet:
         self.witness.__enter__()

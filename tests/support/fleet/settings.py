@@ -29,7 +29,8 @@ DISTRIBUTED_LOCKS = {
         "OPTIONS": {"socket_timeout": 0.5, "socket_connect_timeout": 0.5},
     },
 }
-CELERY_BROKER_URL = PLAN["broker"]
+DISTRIBUTED_LOCKS_BEAT = PLAN["beat"]
+CELERY_BROKER_URL = os.environ.get("FLEET_BROKER") or PLAN["broker"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_RESULT_EXPIRES = None

@@ -57,7 +57,9 @@ class StoreWitness:
 
     def _note(self, command: str, moment: float) -> None:
         if found := STAMP.fullmatch(command):
-            at, token, _, host = json.loads(found[2])
+            at, token, _, host, *more = json.loads(found[2])
+            if more and more[0]:
+                return  # a mark that the run was sent, or another beat that takes it over
             first = self._seen.setdefault((found[1], token), Claim(found[1], token, host, at, moment, at))
             self._seen[found[1], token] = first._replace(at=at)
         elif found := UNSETTLED.fullmatch(command):

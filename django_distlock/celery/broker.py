@@ -1,0 +1,70 @@
+"""Whether a beat can publish: while it cannot, it leaves the runs to others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery.beat import SchedulingError  # type: ignore[import-untyped]
+from kombu.exceptions import OperationalError
+
+from ..utils.clock import clock
+from ..utils.events import about_event
+
+RETRY = 1.0  # seconds after which a broker is asked again that did not answer
+
+logger = logging.getLogger("django_distlock")
+
+
+class Broker:
+    """The broker as one beat knows it. It is asked before the first run is claimed, and after a message failed.
+
+    ``connection``: gives the one that publishes.
+    """
+
+    def __init__(self, connection: Callable[[], Any]) -> None:
+        self._connection = connection
+        self._is_known_to_answer = False
+        self._is_reported = False
+        self._ask_at = 0.0  # on clock()
+
+    def answers(self) -> bool:
+        """Whether runs may be claimed; asks a broker that is not known to answer, each ``RETRY`` seconds at most."""
+        if self._is_known_to_answer or clock() < self._ask_at:
+            return self._is_known_to_answer
+        try:
+            self._connect()
+        except self._errors() as error:
+            self._ask_at = clock() + RETRY
+            if not self._is_reported:
+                logger.warning(
+                    "This beat leaves all runs to others until the broker answers it, asked every %g s: %s",
+                    RETRY, error,
+                    extra=about_event("beat-broker-down"),
+                )  # fmt: skip
+            self._is_reported = True
+            return False
+        if self._is_reported:
+            logger.warning("The broker answers again.", extra=about_event("beat-broker-up"))
+        self._is_known_to_answer, self._is_reported = True, False
+        return True
+
+    def failed(self, error: Exception) -> bool:
+        """A message could not be sent. Whether that is due to the broker; else it is due to the message itself."""
+        cause = error.__context__ if isinstance(error, SchedulingError) else error
+        is_due_to_broker = isinstance(cause, self._errors())
+        if is_due_to_broker:
+            self._is_known_to_answer = False
+        return is_due_to_broker
+
+    def _connect(self) -> None:
+        """By a new connection, which shows what the broker does now; then by the one that is to publish."""
+        once = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+        with self._connection().clone() as probe:
+            probe.ensure_connection(**once)
+        self._connection().ensure_connection(**once)
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        connection = self._connection()
+        return (OperationalError, OSError, *connection.connection_errors, *connection.channel_errors)
