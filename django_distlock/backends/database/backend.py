@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 from django.core.checks import CheckMessage
 from django.db import connections
 
-from ...exceptions import InvalidLockName, LockBackendError
+from ...exceptions import LockBackendError
 from ...journal import QueuedWaiter
-from ...models import LONGEST_KEY
 from ...runs import LastRun
 from ...types import Grant, Holder, LockInfo, LockRequest, Slot
 from ...utils.clock import wall_clock
@@ -36,8 +35,9 @@ from .journal import Journal
 from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
+from .row_keys import name_in, readable_name_in, row_key
 from .runs import Runs
-from .sql import QueuePosition, Statements, newer_row, unreadable_row
+from .sql import QueuePosition, Statements, newer_row
 from .sqlite import TemporaryFile, is_in_memory, own_file
 
 logger = logging.getLogger("django_distlock")
@@ -281,11 +281,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
 
     def slots(self, prefix: str = "") -> Iterator[Slot]:
         own = self.prefix_now() or self.prefix
-        begin, last = self._row_key(own, prefix), b""
+        begin, last = row_key(own, prefix), b""
         while found := self._run(partial(self._sql.slots, prefix=begin, after=last, limit=self.batch_size)):
             last = found[-1][0]
             for key, numbers in found:
-                if (name := _readable_name(own, key)) is not None:
+                if (name := readable_name_in(key, own)) is not None:
                     yield from (Slot(name, number) for number in numbers)
 
     def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
@@ -314,10 +314,10 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
 
     def waited_for(self, prefix: str = "") -> Iterator[str]:
         own = self.prefix_now() or self.prefix
-        begin, last = self._row_key(own, prefix), b""
+        begin, last = row_key(own, prefix), b""
         while found := self._run(partial(self._sql.waited_for, prefix=begin, after=last, limit=self.batch_size)):
             last = found[-1]
-            yield from filter(None, (_readable_name(own, key) for key in found))
+            yield from filter(None, (readable_name_in(key, own) for key in found))
 
     def write_journal(self, entries: Sequence[str]) -> None:
         for batch in self._batches(entries):
@@ -362,22 +362,20 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             "grace": microseconds(self.grace),
             "max_ahead": microseconds(self.runs_ahead),
         }
-        return self._run(
-            partial(self._beat_runs.claim, name=self._row_key(self.prefix, name), seen=seen, now=now, **lengths)
-        )
+        return self._run(partial(self._beat_runs.claim, name=row_key(self.prefix, name), seen=seen, now=now, **lengths))
 
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         found: dict[bytes, LastRun] = {}
-        keys = [self._row_key(self.prefix, name) for name in names]
+        keys = [row_key(self.prefix, name) for name in names]
         for batch in self._batches(keys):
             found |= self._run(partial(self._beat_runs.find, names=batch))
         return [found.get(key) for key in keys]
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        begin, last = self._row_key(self.prefix, ""), b""
+        begin, last = row_key(self.prefix, ""), b""
         while found := self._run(partial(self._beat_runs.page, prefix=begin, after=last, limit=self.batch_size)):
             last = max(found)
-            yield from ((_name(self.prefix, key), stamp) for key, stamp in found.items() if stamp)
+            yield from ((name_in(key, self.prefix), stamp) for key, stamp in found.items() if stamp)
 
     async def _in_thread(self, call: Callable[[], R], waiter: LockRequest | None = None) -> R:
         return await self.calls.in_thread(call, thread_timeout=None if waiter is None else self._thread_timeout(waiter))
@@ -403,17 +401,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return (items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size))
 
     def _row_of(self, request: LockRequest) -> bytes:
-        return self._row_key(request.prefix or self.prefix, request.name)
+        return row_key(request.prefix or self.prefix, request.name)
 
     def _row_keys(self, prefix: str, names: Sequence[str]) -> list[bytes]:
         """``prefix``: what a callable KEY_PREFIX answered, or ""."""
-        return [self._row_key(prefix or self.prefix, name) for name in names]
-
-    def _row_key(self, prefix: str, name: str) -> bytes:
-        key = f"{prefix}:{name}".encode()
-        if len(key) > LONGEST_KEY:
-            raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
-        return key
+        return [row_key(prefix or self.prefix, name) for name in names]
 
     def _infos(self, name: str, row: Row) -> list[LockInfo]:
         return [self._info(name, lease, lease.expires - row.now) for lease in row.live_leases]
@@ -430,18 +422,6 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             token=lease.token,
             slot=lease.slot,
         )
-
-
-def _name(prefix: str, key: bytes) -> str:
-    return key.decode()[len(prefix) + 1 :]
-
-
-def _readable_name(prefix: str, key: bytes) -> str | None:
-    try:
-        return _name(prefix, key)
-    except UnicodeDecodeError:
-        logger.error("%s", unreadable_row(key), extra=about_event("unreadable"))
-        return None
 
 
 def _holder(text: str) -> Holder | None:

@@ -326,21 +326,11 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def _listed(self, keys: Keys, kinds: Sequence[str], start: str) -> Iterator[Steps[dict[str, list[str]]]]:
         """Names by kind, page by page."""
-        listing = Listing(keys, kinds, start)
-        for _ in range(MOST_ROUNDS):
-            yield self._next_nodes(listing)
-            if not listing.nodes:
-                return
-            for node in listing.nodes:
-                for command in listing.commands(node):
-                    yield self._page(listing, command)
+        return Listing(keys, kinds, start).pages(self._operations.only)
 
-    def _next_nodes(self, listing: Listing) -> Steps[dict[str, list[str]]]:
-        listing.known, listing.nodes = yield Call("nodes", (listing.known,))
-        return {}
-
-    def _page(self, listing: Listing, command: Command) -> Steps[dict[str, list[str]]]:
-        return listing.new_names(self._operations.only((yield Call("send", ([command],)))))
+    def _listed_names(self, prefix: str, kind: str, start: str) -> Iterator[str]:
+        for page in self._listed(self.keys.at(prefix), [kind], start):
+            yield from drive(page, self._client, self._translated).get(kind, ())
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         began, nodes, known = wall_clock(), [], None
@@ -361,8 +351,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return self._operations.found_waiters(self._sent(*self._operations.waiters(locks)))
 
     def waited_for(self, prefix: str = "") -> Iterator[str]:
-        for page in self._listed(self.keys.at(self.prefix_now()), [QUEUES], prefix):
-            yield from drive(page, self._client, self._translated).get(QUEUES, ())
+        return self._listed_names(self.prefix_now(), QUEUES, prefix)
 
     def write_journal(self, entries: Sequence[str]) -> None:
         for value in self._sent(*self._operations.write_journal(entries, self.journal_length)).values:
@@ -380,11 +369,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return self._beat_runs.find(names)
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        names = chain.from_iterable(
-            drive(page, self._client, self._translated).get(RUNS, ())
-            for page in self._listed(self.keys.at(self.shared_prefix), [RUNS], "")
-        )
-        return self._beat_runs.page(names)
+        return self._beat_runs.page(self._listed_names(self.shared_prefix, RUNS, ""))
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:

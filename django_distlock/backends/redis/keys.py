@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from binascii import crc32, crc_hqx
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from ...exceptions import InvalidLockBackend
+from ...utils.drive import Call, Steps
 from ..base import BaseLockBackend
+from .client import Reply
 from .scripts import Command, pack
 
 
@@ -257,8 +259,25 @@ class Listing:
         self._pattern = keys.pattern(kinds, start)
         self._seen: dict[str, set[str]] = {kind: set() for kind in kinds}  # SCAN may return a key twice
         self._cursor = b"0"
-        self.nodes: Sequence[Any] = ()  # to be asked now; ``known``: see ``Client.nodes``
-        self.known: object = None
+        self._nodes: Sequence[Any] = ()  # to be asked now
+        self._known: object = None  # see ``Client.nodes``
+
+    def pages(self, read: Callable[[Reply], Any]) -> Iterator[Steps[dict[str, list[str]]]]:
+        """Names by kind. ``read``: what a server answered."""
+        for _ in range(MOST_ROUNDS):
+            yield self._next_nodes()
+            if not self._nodes:
+                return
+            for node in self._nodes:
+                for command in self.commands(node):
+                    yield self._page(command, read)
+
+    def _next_nodes(self) -> Steps[dict[str, list[str]]]:
+        self._known, self._nodes = yield Call("nodes", (self._known,))
+        return {}
+
+    def _page(self, command: Command, read: Callable[[Reply], Any]) -> Steps[dict[str, list[str]]]:
+        return self.new_names(read((yield Call("send", ([command],)))))
 
     def commands(self, node: Any) -> Iterator[Command]:
         """Each to be sent when ``new_names`` was given the reply to the one before."""
