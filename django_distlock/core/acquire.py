@@ -78,6 +78,7 @@ class Acquisition:
         self.backend = service.backend  # which makes the calls of ``steps()``
         self._service, self._timeout = service, timeout
         self._terms, self._holds, self._execution, self._by_with = terms, holds, execution, by_with
+        self._has_place = False  # in the queue of the store, as that answered
         self._is_in_line = False  # of this process
         self._is_busy = False  # the lock, as the store said
         self._began = clock()
@@ -290,7 +291,7 @@ class Acquisition:
     def _answered(self, answer: Grant | LockInfo) -> Lease | LockInfo | None:
         """What the acquisition ends with. None: it goes on, after ``_pause``."""
         request = self.request
-        self._pending = None
+        self._pending, self._has_place = None, self._wants_place
         self._refuse_to_be_a_copy()
         if isinstance(answer, LockInfo):
             if not (self._is_last or self._is_over(answer)):
@@ -305,7 +306,7 @@ class Acquisition:
                 self._is_in_line = False
             if self._may_be_left_in_store:
                 self._give_back(request)
-            self._was_sent = False  # nothing is left of it
+            self._was_sent = self._has_place = False  # nothing is left of it
             if answer.token == self._late_token:
                 raise slow_error(self.request)
             return answer
@@ -323,7 +324,7 @@ class Acquisition:
         self._late_grants, self._late_token = self._late_grants + 1, request.token
         self._pending = request  # first: until then, the request itself is what an interrupt gives back
         self.request = request.with_new_token()
-        self._was_sent = False
+        self._was_sent = self._has_place = False
         self._give_back(request)
         if self._late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
             raise slow_error(self.request)
@@ -389,7 +390,7 @@ class Acquisition:
     @property
     def _may_be_left_in_store(self) -> bool:
         """Whether the store may keep something of a request that was not granted."""
-        left = bool(self.request.inbox) or self.request.in_doubt
+        left = self._has_place or bool(self.request.inbox) or self.request.in_doubt
         return left and not self.request.is_inherited
 
     # Whose the lock is that is in the way
