@@ -96,6 +96,7 @@ class TestLostReplies:
 
     def test_of_an_exchange(self, proxied, proxy):
         old, new = lock_request(ttl=60), lock_request(ttl=60)
+        proxied.exchange(lock_request("other"), lock_request("other"))  # the server knows the script then
         proxied.acquire(old, queue=False)
         proxy.cut_reply(EXCHANGE.sha)
         granted = proxied.exchange(old, new)
@@ -107,6 +108,7 @@ class TestLostReplies:
     def test_of_an_exchange_twice(self, proxied, proxy):
         """S4: what was granted unseen can be given back, and comes not back with a late command."""
         old, new = lock_request(ttl=60), lock_request(ttl=60)
+        proxied.exchange(lock_request("other"), lock_request("other"))  # the server knows the script then
         proxied.acquire(old, queue=False)
         proxy.cut_reply(EXCHANGE.sha, times=2)
         with pytest.raises(LockBackendError):

@@ -137,6 +137,15 @@ class TestANewerLeaseInAnotherSlot:
         assert not store.exists("lock:name")
         refusal_of(lambda: backend.renew([(second, 200.0)]))
 
+    def test_leases_are_exchanged(self, backend, store, newer):
+        held = self.acquired(backend, 2)
+        newer()
+        for slot, old in enumerate(held, 1):
+            new = lock_request("name", slots=2)
+            assert backend.exchange(old, new).slot == slot
+            assert backend.release(new) is True
+        refusal_of(lambda: backend.exchange(held[0], lock_request("name", slots=2)))
+
     @pytest.mark.parametrize("slot", [1, 2])
     def test_a_release_hands_nothing_on(self, backend, store, newer, slot):
         held = self.acquired(backend, 2)

@@ -4,16 +4,15 @@
 --       5 ms for which that one is retired, because a command that carries it may still arrive (0 = none can)
 -- reply fencing number | {fencing number, slot} as of acquire.lua
 --       | 0 nothing was exchanged: an ordinary attempt tells why, or is granted what a repeat of this was granted
---       | error NEWER: what stands there has a larger format, and stays as it is
+--       | errors NEWER and UNREADABLE: see acquire.lua
 
 -- include lock.lua
 
-local SOON = 1000 -- ms after which most waiters look by themselves
 local new, holder, ttl, old, retire = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local theirs = '1 ' .. old .. ' h'
 
 lease = redis.call('GET', KEYS[1])
-if is_newer(lease) or read_others() then return NEWER end
+local refusal = read_others()
 if retire > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ms())
   redis.call('ZADD', KEYS[3], 'GT', ms() + retire, old)
@@ -21,7 +20,9 @@ if retire > 0 then
 end
 local slot, value = 1, lease
 if not lease or string.sub(lease, 1, 30) ~= theirs then slot, value = in_others(string.sub(theirs, 1, 29)) end
-if not slot or string.sub(value, 1, 30) ~= theirs or redis.call('ZSCORE', KEYS[3], new) then return 0 end
+if not slot or string.sub(value, 1, 30) ~= theirs or redis.call('ZSCORE', KEYS[3], new) then
+  return refusal or 0
+end
 
 if slot > 1 then remove(value) end
 local fence = number()
