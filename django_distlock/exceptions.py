@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -23,6 +23,7 @@ class LockNotAcquired(LockError):
     ``retry_after``: seconds until the holder's lease runs out unless renewed, or None.
     ``holder``: who has it, as far as the store could tell, or None.
     ``resting``: its holder is done, and it is free after ``retry_after``, at the end of its ``min_hold``.
+    ``reason``: "busy"; or "crowded": it was not waited for, because as many do already as ``max_waiters`` allows.
     ``name`` and ``using``: which lock it is, and the alias of its backend.
     """
 
@@ -33,6 +34,7 @@ class LockNotAcquired(LockError):
         retry_after: float | None = None,
         holder: Holder | None = None,
         resting: bool = False,
+        reason: Literal["busy", "crowded"] = "busy",
         name: str = "",
         using: str = "",
     ) -> None:
@@ -42,6 +44,7 @@ class LockNotAcquired(LockError):
         self.retry_after = retry_after
         self.holder = holder
         self.resting = resting
+        self.reason = reason
 
 
 class LockTimeout(LockNotAcquired):

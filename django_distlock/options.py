@@ -91,6 +91,15 @@ def _slots(name: str, value: object) -> object:
     )
 
 
+def _max_waiters(name: str, value: object) -> object:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(
+        f"{name} is {value!r}; it is how many may wait for the lock before others are turned away, a whole number from"
+        " 1 on, or None for no bound. A caller that is not to wait at all has wait=0."
+    )
+
+
 TTL = Seconds(
     f"that the store keeps a lease nobody renews, from {SHORTEST_TTL} to ten years; work that takes longer is covered"
     " by renew=True.",
@@ -118,6 +127,7 @@ class Terms:
         Seconds("to wait for a busy lock: 0 does not wait, None waits as long as it takes.", or_none=True),
         has_key=True,
     )
+    max_waiters: int | None = _option(None, _max_waiters, has_key=True)
     renew: bool = _option(True, _flag, has_key=True)
     max_hold: float | None = _option(
         None,
@@ -187,6 +197,7 @@ class CommonOptions(TypedDict, total=False):
 
     ttl: float | timedelta
     wait: float | timedelta | None
+    max_waiters: int | None
     renew: bool
     max_hold: float | timedelta | None
     min_hold: float | timedelta

@@ -4,8 +4,8 @@ Every signal's ``sender`` is the class of the backend; ``name``, ``template`` an
 ``waited``: seconds since the lock was asked for. ``held``: seconds since it was granted.
 
 ``lock_acquired`` carries ``lease`` and ``waited``.
-``lock_busy`` carries ``holder`` (a Holder or None) and ``waited``; and ``reason="duplicate"`` where a unique task of
-Celery is not queued again.
+``lock_busy`` carries ``holder`` (a Holder or None), ``waited`` and ``reason``: that of LockNotAcquired, or "duplicate"
+where a unique task of Celery is not queued again.
 ``lock_unavailable`` carries ``error`` (a LockBackendError), ``lease`` (with which the caller goes on, or None) and
 ``waited``.
 ``lock_renewed`` carries ``lease``.

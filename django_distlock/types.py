@@ -193,6 +193,8 @@ class LockRequest:
     ``longest_ttl``: of a renewal, or of one whose token it has inherited, if that is longer.
     ``min_hold``: seconds from the grant on for which a store keeps the lock taken that would free it when its holder is
     killed. Where a lease lasts for its TTL in any case, ``ttl`` is at least as long.
+    ``max_waiters``: its caller does not wait where so many do already; 0: it waits behind any number.
+    ``waits``: it is one of those that wait, and is not turned away by their number any more.
     ``is_inherited``: another waiter of this process goes on with the token and the place.
     ``is_offer``: the store has handed the lock to this token, which nobody here knows any more. Its release hands
     back what is still being handed over, and never ends a lease that somebody has taken since.
@@ -211,6 +213,8 @@ class LockRequest:
     template: str = ""
     slots: int = 1
     slot: int = 1
+    max_waiters: int = 0
+    waits: bool = False
     ahead: int = 0
     held_fence: int = 0
     deadline: float = inf
@@ -246,6 +250,11 @@ class LockRequest:
     def time_left(self) -> float:
         """Seconds for which its caller waits; inf: it says no limit."""
         return inf if self.deadline == NOT_WAITING else self.deadline - clock()
+
+    @property
+    def most_places(self) -> int:
+        """It takes no place in the store's queue where so many are taken by others; 0: it takes one in any case."""
+        return 0 if self.waits else self.max_waiters
 
     @property
     def retires_for(self) -> float:
@@ -373,6 +382,15 @@ class LockInfo(NamedTuple):
     @property
     def granted_at(self) -> datetime | None:
         return datetime.fromtimestamp(self.holder.since, UTC) if self.holder else None
+
+
+class Crowded(LockInfo):
+    """The lease in the way of a request that has no place: as many wait already as its ``max_waiters`` allows.
+
+    With no token and no holder where they wait in this very process, and the store was not asked.
+    """
+
+    __slots__ = ()
 
 
 class Level(enum.StrEnum):

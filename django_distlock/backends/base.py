@@ -44,6 +44,7 @@ class LockingBackend(ABC):
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
     supports_wakeup: bool = True  # waiters are woken; otherwise wait_for_turn() is to return several times a second
     supports_slots: ClassVar[bool] = False  # several may hold a lock at once, as many as ``request.slots`` says
+    supports_max_waiters: ClassVar[bool] = False  # nobody is given a place where ``request.most_places`` are taken
     supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
     supports_transfer: ClassVar[bool] = True  # a lease can go on in another process: detach() and adopt()
     # A process has a session with the store, and what it was granted ends with that. Until then no TTL frees anything.
@@ -66,6 +67,7 @@ class LockingBackend(ABC):
         A busy lock keeps a place for the request when ``queue`` is true (if the backend has queues);
         otherwise the attempt leaves nothing behind, and gives up a place the request had. May be
         repeated with the same request: what an unseen attempt was granted is granted again.
+        Crowded, and nothing is left: ``request.most_places`` others have a place, those of the dead not for long.
         """
 
     @abstractmethod
@@ -432,6 +434,8 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
             self.ask_prefix, self.shared_prefix = asked, asked.shared
         elif callable(prefix):
             raise InvalidLockBackend(f"{setting} is a callable, which {type(self).__name__} does not ask; give a text.")
+        if self.terms.max_waiters and self.supports_exclusion and not self.supports_max_waiters:
+            raise InvalidLockBackend(f"{self.setting('MAX_WAITERS')}: {type(self).__name__} counts no waiters.")
 
     def check(self) -> list[CheckResult]:
         try:

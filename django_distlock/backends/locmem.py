@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from ..exceptions import ClockIsAhead
 from ..journal import QueuedWaiter
 from ..runs import LastRun
-from ..types import Grant, Holder, LockInfo, LockRequest, Slot, digest, lock_key
+from ..types import Crowded, Grant, Holder, LockInfo, LockRequest, Slot, digest, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
 from .base import JournalBackend, RunsBackend
 from .common import state
@@ -57,6 +57,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
     supports_queue = True
     takes_callable_prefix = True
     supports_slots = True
+    supports_max_waiters = True
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
@@ -214,7 +215,8 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
         if granted:
             request.slot = lease.slot
             return Grant(lease.fence, sent_at, lease.slot)
-        return self._info(request.name, row, lease, request.prefix)
+        info = self._info(request.name, row, lease, request.prefix)
+        return Crowded(*info) if decision.is_crowded else info
 
     def _row(self, key: str) -> _Row:
         """The row as it is now. A decision stores it."""
@@ -258,4 +260,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
 
 
 def _attempt(request: LockRequest, queue: bool = False) -> Attempt:
-    return Attempt(request.token, microseconds(request.ttl), request.holder.to_text(), queue, slots=request.slots)
+    return Attempt(
+        request.token, microseconds(request.ttl), request.holder.to_text(), queue, slots=request.slots,
+        most_places=request.most_places,
+    )  # fmt: skip

@@ -83,7 +83,7 @@ class Run:
         if not (self._is_body and self._is_in_worker):
             return
         self._stop_if_late_copy(busy.name, locks[busy.using])
-        holder = busy.holder.message if busy.holder else ""
+        holder = self._message_of_holder(busy)
         if task_of(holder) != str(self._request.id):
             return
         if self._is_work_of(holder):
@@ -94,6 +94,14 @@ class Run:
                 extra=about_event("copy-dropped", task=self.label),
             )  # fmt: skip
             raise Ignore(f"{self.label} is at work.")
+
+    @staticmethod
+    def _message_of_holder(busy: LockNotAcquired) -> str:
+        holder = busy.holder
+        if holder is None and busy.reason == "crowded":  # by this process, which did not ask the store
+            [leases] = locks[busy.using].look([busy.name])
+            holder = next((info.holder for info in leases), None)
+        return holder.message if holder else ""
 
     @contextmanager
     def holding(self, lease: Lease | Leases) -> Iterator[None]:

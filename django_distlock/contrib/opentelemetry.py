@@ -93,11 +93,11 @@ class Instruments:
         self._wait.record(waited, series)
         self._span("distlock.wait", waited, here, {**series, "name": name, "outcome": "acquired"})
 
-    def on_busy(self, name: str, template: str, using: str, waited: float, **_: object) -> None:
+    def on_busy(self, name: str, template: str, using: str, reason: str, waited: float, **_: object) -> None:
         series = _series(template, name, using)
         self._busy.add(1, series)
         self._wait.record(waited, series)
-        self._span("distlock.wait", waited, context.get_current(), {**series, "name": name, "outcome": "busy"})
+        self._span("distlock.wait", waited, context.get_current(), {**series, "name": name, "outcome": reason})
 
     def on_unavailable(
         self, name: str, template: str, using: str, waited: float, error: LockBackendError, **_: object

@@ -12,12 +12,12 @@ from .. import signals
 from ..exceptions import LockBackendError
 from ..journal import NOT_RENEWED, Event
 from ..options import Terms
-from ..types import Grant, LockInfo, LockRequest, digest, execution_kind, place_of
+from ..types import Crowded, Grant, LockInfo, LockRequest, digest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
+from . import busy as said
 from . import transactions
-from .busy import WAITS_FOR_ITSELF, copied_error, not_acquired, reentry_error, slow_error
 from .events import about_request
 from .holds import BY_WITH, Hold, Holds, had_by, remember, remembers
 from .lease import Lease
@@ -62,6 +62,7 @@ class Acquisition:
     _pause = 0.0  # seconds until it asks again, unless it is woken
     _retry_pause = 0.0  # the last one after which it asked again a store that failed; 0: it has answered since
     _late_grants, _late_token = 0, ""  # that came too late to be of use
+    _refusal: Crowded | None = None  # by those of this process that wait already
     has_waited = False  # had a place in the store, or stood behind others: its deadline alone fails it then
 
     def __init__(
@@ -96,7 +97,7 @@ class Acquisition:
         if self._terms.slots > 1 and (pending := self._pending_lease()):
             return pending
         if self.outage_pauses or not self._take_turn(clock()):
-            return None
+            return self._refusal
         try:
             answer = self.backend.acquire(self.request, queue=self._wants_place)
         except LockBackendError as error:
@@ -110,7 +111,7 @@ class Acquisition:
         if self._terms.slots > 1 and (pending := self._pending_lease()):
             return pending
         if self.outage_pauses or not self._take_turn(clock()):
-            return None
+            return self._refusal
         try:
             answer = await self.backend.aacquire(self.request, queue=self._wants_place)
         except LockBackendError as error:
@@ -122,7 +123,7 @@ class Acquisition:
         """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError."""
         if self._service.journal:
             self._note(Event.WAITS, " ".join(digest(had.token) for had in had_by(self._execution, self.backend.alias)))
-        while True:
+        while not self._refusal:
             try:
                 if self._pause:
                     yield from self._wait_for_turn(self._pause)
@@ -136,6 +137,7 @@ class Acquisition:
             else:
                 if (end := self._answered(answer)) is not None:
                     return end
+        return self._refusal
 
     def conclude(self, answer: Lease | LockInfo) -> Signal | None:
         """Begin with the lease that was granted, or enter the caller's own one that is in the way.
@@ -148,7 +150,7 @@ class Acquisition:
             if not own and self._timeout != 0 and clock() >= self._deadline:
                 self._note(Event.TIMED_OUT, str(answer.holder or ""))
             elif self._is_told_to_wait:
-                self._note(Event.WAIT_ENDED, "a lease of its own is in the way")
+                self._note(Event.WAIT_ENDED, said.CROWD if isinstance(answer, Crowded) else said.OWN_IN_THE_WAY)
             if own:
                 self._enter(own)
                 return None
@@ -176,8 +178,7 @@ class Acquisition:
             lease = next(filter(self._is_enterable, self._leases_here()), None)
             if lease is None:
                 about = self._about("runs-without-lock")
-                text = "%s runs without the lock %s: %s"
-                logger.warning(text, self.request.holder, self._lock_text, error, extra=about)
+                logger.warning(said.RUNS_WITHOUT, self.request.holder, self._lock_text, error, extra=about)
                 lease = UngrantedLease(
                     self.backend, self.request, self._terms, self._service.renewer, self._execution, error
                 )
@@ -200,7 +201,7 @@ class Acquisition:
             return {**about, "error": error, "lease": self.lease}
         if self.lease:
             return {**about, "lease": self.lease}
-        return {**about, "holder": self.busy and self.busy.holder}
+        return {**about, "holder": self.busy and self.busy.holder, "reason": said.reason_of(self.busy)}
 
     def undo(self, error: BaseException) -> None:
         """Take back what there is of it: it failed, or its caller is interrupted before it learns of its lease.
@@ -238,8 +239,8 @@ class Acquisition:
         busy, slots = self.busy, self._terms.slots
         assert busy
         if lease := self._own_lease(busy):
-            raise reentry_error(self._lock_text, execution_kind(), slots, is_reentrant=lease._terms.reentrant)
-        raise not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else self._waited)
+            raise said.reentry_error(self._lock_text, execution_kind(), slots, is_reentrant=lease._terms.reentrant)
+        raise said.not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else self._waited)
 
     def depends_on_transactions(self) -> bool:
         """Ask what is open around the task. Whether the lock may depend on it."""
@@ -282,6 +283,8 @@ class Acquisition:
                 if self._may_be_own():
                     queue.mark_asking(request)  # first: it may inherit a place until then
                 if not request.asking:
+                    if not (request.waits or queue.admit(request)):
+                        self._is_in_line, self._refusal = False, said.crowded_here(request, self.backend.alias)
                     self._pause = inf
                     return False
             wants_place = is_cheap or request.inbox != ""
@@ -294,12 +297,17 @@ class Acquisition:
         self._pending, self._has_place = None, self._wants_place
         self._refuse_to_be_a_copy()
         if isinstance(answer, LockInfo):
-            if not (self._is_last or self._is_over(answer)):
-                if not self._is_busy:
-                    self._warn_of_reentry(answer)
+            is_crowded = isinstance(answer, Crowded)  # so that it was given no place
+            self._has_place = self._has_place and not is_crowded
+            if not (self._is_last or is_crowded or self._is_over(answer)):
+                if not self._is_busy and self._leases_here() and self._own_lease(answer):
+                    about = self._about("waits-for-itself")
+                    logger.warning(said.WAITS_FOR_ITSELF, self._lock_text, execution_kind(), extra=about)
                 self._is_busy, self._pause = True, answer.remaining + AFTER_EXPIRY
                 if self._is_leader and not self._wants_place:
                     self._pause = self._retry_pause = 0.0  # at once, now with a place
+                elif self._wants_place and not request.waits:
+                    self._service.queue.begin_to_wait(request)
                 return None
             if self._is_in_line:
                 self._service.queue.give_up(request)
@@ -308,7 +316,7 @@ class Acquisition:
                 self._give_back(request)
             self._was_sent = self._has_place = False  # nothing is left of it
             if answer.token == self._late_token:
-                raise slow_error(self.request)
+                raise said.slow_error(self.request)
             return answer
         service = self._service
         if self._is_in_line:
@@ -327,7 +335,7 @@ class Acquisition:
         self._was_sent = self._has_place = False
         self._give_back(request)
         if self._late_grants == MOST_LATE_GRANTS or clock() >= self._deadline:
-            raise slow_error(self.request)
+            raise said.slow_error(self.request)
         self._pause = 0.0
         return None
 
@@ -346,8 +354,7 @@ class Acquisition:
         if is_last or error.is_final or not (self.has_waited or self.outage_pauses):
             return False
         if error.was_asked and not self._retry_pause:
-            text = "Lock %r is waited for on, though its store failed: %s"
-            logger.warning(text, self.request.name, error, extra=self._about("waits-on"))
+            logger.warning(said.WAITS_ON, self.request.name, error, extra=self._about("waits-on"))
         shortest, longest = self.outage_pauses or (SHORTEST_RETRY, self.backend.timing.look_interval)
         self._pending, self._pause = None, 0.0
         self._retry_pause = min(max(shortest, 2 * self._retry_pause), longest)
@@ -365,11 +372,6 @@ class Acquisition:
         would_wait_for_itself = self._by_with and self._own_lease(busy)
         return bool(self._enterable_beside(busy) or would_wait_for_itself) or clock() >= self._deadline
 
-    def _warn_of_reentry(self, busy: LockInfo) -> None:
-        """As with threading.Lock, ``acquire()`` may wait for its own thread: another one may release the lock."""
-        if self._leases_here() and self._own_lease(busy):
-            logger.warning(WAITS_FOR_ITSELF, self._lock_text, execution_kind(), extra=self._about("waits-for-itself"))
-
     def _wait(self, how: str, seconds: float) -> Call:
         self.request.asking = False
         return Call(how, (self.request,), {"timeout": max(0.0, min(seconds, self._deadline - clock()))})
@@ -383,7 +385,7 @@ class Acquisition:
     def _refuse_to_be_a_copy(self, error: LockBackendError | None = None) -> None:
         """For a greenlet that a fork has copied. What the parent asked for is the parent's, whoever hears of it."""
         if self.request.holder.pid != fork.pid():
-            raise copied_error(self.request) from error
+            raise said.copied_error(self.request) from error
 
     # How it ends
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from math import inf
+from typing import Literal
 
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
-from ..types import LockInfo, LockRequest
+from ..types import Crowded, LockInfo, LockRequest
 from ..utils import fork
 
+RUNS_WITHOUT = "%s runs without the lock %s: %s"
+WAITS_ON = "Lock %r is waited for on, though its store failed: %s"
+OWN_IN_THE_WAY = "a lease of its own is in the way"
+CROWD = "as many wait for it already as max_waiters allows"
+# As with threading.Lock, acquire() may wait for its own thread: another one may release the lock.
 WAITS_FOR_ITSELF = (  # an acquire() that is let wait, of the lock, by a thread or a task
     "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this acquire()"
     " ends without it."
@@ -31,19 +37,27 @@ def reentry_error(lock: str, execution: str, slots: int, *, is_reentrant: bool) 
 
 def not_acquired(lock: str, busy: LockInfo, slots: int, waited: float | None) -> LockNotAcquired:
     """``waited``: seconds; None: it was not to wait."""
-    kind, state = LockNotAcquired, "is busy"
-    if waited is not None:
+    kind, state, why = LockNotAcquired, "is busy", described(busy, slots)
+    if isinstance(busy, Crowded):
+        state = f"is busy, and crowded: {CROWD}"
+        why = why if busy.token else "callers of this process do"
+    elif waited is not None:
         kind, state = LockTimeout, f"stayed busy for {waited:.1f} s"
-    message = f"The lock {lock} {state}: {described(busy, slots)}"
+    message = f"The lock {lock} {state}: {why}"
     retry_after = busy.remaining if busy.remaining < inf else None
     return kind(
         message,
         retry_after=retry_after,
         holder=busy.holder,
         resting=busy.resting,
+        reason=reason_of(busy),
         name=busy.name,
         using=busy.using,
     )
+
+
+def reason_of(busy: LockInfo | None) -> Literal["busy", "crowded"]:
+    return "crowded" if isinstance(busy, Crowded) else "busy"
 
 
 def described(busy: LockInfo, slots: int = 1) -> str:
@@ -68,6 +82,11 @@ def _on_nodes(busy: LockInfo) -> str:
         return ""
     failed = f" while {busy.failed_nodes} failed" if busy.failed_nodes else ""
     return f" on {busy.nodes} node{'' if busy.nodes == 1 else 's'}{failed}"
+
+
+def crowded_here(request: LockRequest, using: str) -> Crowded:
+    """As many of this process wait already as may. The store is not asked who holds the lock."""
+    return Crowded(request.name, using, None, 0, inf, prefix=request.prefix)
 
 
 def slow_error(request: LockRequest) -> LockBackendError:

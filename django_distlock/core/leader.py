@@ -16,7 +16,9 @@ from .lock import Lock, refuse_in_event_loop
 from .registry import DEFAULT_ALIAS
 
 # What bounds neither the wait nor the term, whatever the alias says.
-UNBOUNDED: dict[str, Any] = {"wait": None, "renew": True, "max_hold": None, "min_hold": 0.0, "on_unavailable": "raise"}
+UNBOUNDED: dict[str, Any] = {
+    "wait": None, "max_waiters": None, "renew": True, "max_hold": None, "min_hold": 0.0, "on_unavailable": "raise",
+}  # fmt: skip
 OUTAGE_PAUSES = 1.0, 5.0  # seconds after which it asks again a store that failed: the first ones, the longest
 
 
@@ -33,7 +35,7 @@ def leader(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options:
 
     It is the lock of that name, without bounds: ``with`` waits as long as it takes to become the leader, also while the
     store is down, and the term lasts until its block ends, ``step_down()``, or the loss of the lease. What the alias
-    says of ``wait``, ``renew``, ``max_hold``, ``min_hold`` and ``on_unavailable`` does not count.
+    says of ``wait``, ``max_waiters``, ``renew``, ``max_hold``, ``min_hold`` and ``on_unavailable`` does not count.
 
     ``values`` and ``using``: as of ``lock()``, and so are these options:
 

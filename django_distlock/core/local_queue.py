@@ -45,6 +45,34 @@ class LocalQueue:
             request.asking = is_leader or bool(request.inbox)
             return is_leader
 
+    def admit(self, request: LockRequest) -> bool:
+        """Let it wait behind others. False: as many wait before it as its ``max_waiters`` says, so it has left."""
+        if not request.max_waiters:
+            request.waits = True
+            return True
+        with self._guard:
+            line = self._lines[request.key]
+            is_first = line[0] is request  # by now, and so it asks the store, which knows of other processes
+            # The leader may be asking for the first time. Then it does not wait yet.
+            request.waits = not is_first and request in line[: request.max_waiters + (not line[0].waits)]
+            is_admitted = is_first or request.waits
+        if not is_admitted:
+            self.give_up(request)
+        return is_admitted
+
+    def begin_to_wait(self, request: LockRequest) -> None:
+        """The leader was told that the lock is busy, and has a place in the store."""
+        with self._guard:
+            request.waits = True
+            self._count_anew(self._lines[request.key])
+
+    def _count_anew(self, line: list[LockRequest]) -> None:
+        """The first question of a leader was answered: who came meanwhile is counted by that."""
+        for one in line:
+            if one.max_waiters and not (one.asking or one.inbox):
+                one.waits = False
+                one.event.set()
+
     def mark_asking(self, request: LockRequest) -> None:
         """From now on, until it waits again, it inherits nothing: its attempt goes on with the token that it has."""
         with self._guard:
@@ -108,6 +136,8 @@ class LocalQueue:
             first = self._first_responsive(line) if line else None
             if not line:
                 del self._lines[request.key]
+            elif not request.waits:
+                self._count_anew(line)
         if first and first.slots > 1:
             first.event.set()
 
@@ -125,6 +155,8 @@ class LocalQueue:
             if not line:
                 self._lines.pop(request.key, None)
                 return
+            if not request.waits:
+                self._count_anew(line)
             first = self._first_responsive(line)
             # A process has one place, so not if the next one has its own; and not to one that is about to leave.
             if request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):

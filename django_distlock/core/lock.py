@@ -58,6 +58,9 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
 
     - ``ttl`` (30): seconds the store keeps a lease that nobody renews.
     - ``wait`` (10): seconds to wait for a busy lock; 0 does not wait, None waits as long as it takes.
+    - ``max_waiters`` (None): how many may wait for the lock. Where so many processes wait, or so many callers of this
+      one, another caller is refused at once instead of waiting, by LockNotAcquired with ``reason="crowded"``. Who waits
+      already goes on, and who would not wait is not concerned. None: no bound.
     - ``renew`` (True): renew at a third of the TTL until release; False: the TTL is all there is.
     - ``max_hold`` (None): seconds after which a lease is renewed no more, also while its holder works; None: no
       bound, so that a holder that hangs keeps the lock until its process ends.
@@ -305,14 +308,17 @@ class Lock:
         seconds = terms.wait if blocking and timeout == -1 else seconds_to_wait(blocking, timeout)
         label = self.label or terms.label or labels.here(self._caller)
         holder = holder_here(label, execution, self._message, terms.slots)
-        request = LockRequest(self.name, terms.ttl if terms.ttl >= terms.min_hold else terms.min_hold, holder)
+        request = LockRequest(self.name, terms.ttl, holder)
         if self._template:
             request.template = self._template
         if terms.min_hold:
-            request.min_hold = terms.min_hold
+            request.min_hold, request.ttl = terms.min_hold, max(terms.ttl, terms.min_hold)
         if terms.slots > 1:
             self._check_slots(service.backend)
             request.slots = terms.slots
+        if terms.max_waiters:
+            self._check_max_waiters(service.backend)
+            request.max_waiters = terms.max_waiters
         if service.ask_prefix:
             request = request.copy(prefix=self._prefix or service.ask_prefix())
         return Acquisition(service, request, seconds, terms, self._holds, execution, by_with)
@@ -323,6 +329,13 @@ class Lock:
                 f"The lock {self.name!r} ({self.using}) is to have slots={self._options.own.slots}, and a"
                 f" {type(backend).__name__} lets one at a time hold a lock. Choose another backend by using=: one"
                 " Redis, Sentinel, a Cluster or a database."
+            )
+
+    def _check_max_waiters(self, backend: BaseLockBackend) -> None:
+        if backend.supports_exclusion and not backend.supports_max_waiters:
+            raise InvalidLockBackend(
+                f"The lock {self.name!r} ({self.using}) is to have max_waiters={self._options.own.max_waiters}, and a"
+                f" {type(backend).__name__} counts no waiters. Take it out, or choose another backend by using=."
             )
 
     def _acquire(self, acquisition: Acquisition) -> Acquisition:

@@ -139,7 +139,8 @@ def distributed_lock(
 
     ``slots``: how many calls may run at once: a number, or a callable that gets the arguments and returns it.
 
-    The other options are those of ``lock()``; but ``wait`` is 0 unless given: a decorated call does not wait.
+    The other options are those of ``lock()``; but ``wait`` is 0 unless given: a decorated call does not wait. On a view
+    that does, ``max_waiters`` bounds how many of its requests wait for one lock.
 
     Raises InvalidLockName when the template can name no lock or asks for an argument that the function
     does not have, ValueError and TypeError for options, all where the function is decorated.

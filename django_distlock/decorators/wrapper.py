@@ -200,7 +200,8 @@ class LockedCallable:
         if isinstance(choice, Skip):
             level = logging.INFO if isinstance(problem, LockNotAcquired) else logging.WARNING
             skipped = self._label_of_call(args, request, run) or key.dotted_path(self.function)
-            logger.log(level, "%s is skipped. %s", shown(skipped), problem, extra=self._about("skipped"))
+            about = self._about("skipped", reason=getattr(problem, "reason", None))
+            logger.log(level, "%s is skipped. %s", shown(skipped), problem, extra=about)
         if callable(choice):
             return choice(problem, *args, **kwargs)
         if choice is None and request is not None and http.is_view(request, self.decorated):
@@ -208,8 +209,8 @@ class LockedCallable:
             return form.answer(request, problem, self._view())
         raise problem
 
-    def _about(self, event: str) -> dict[str, Any]:
-        return about_event(event, alias=self._using, template=self._template or None)
+    def _about(self, event: str, **more: object) -> dict[str, Any]:
+        return about_event(event, alias=self._using, template=self._template or None, **more)
 
     def _chosen(self, problem: Exception) -> Any:
         """What is to be done about it: "raise", "retry", or what is to be called. None: nobody said."""

@@ -13,6 +13,7 @@ CAPABILITIES = {
     "supports_queue": "first come, first served",
     "supports_wakeup": "waiters are woken",
     "supports_slots": "at most n at once",
+    "supports_max_waiters": "at most n wait",
     "supports_failover": "a lost server takes no lock with it",
     "supports_transfer": "other processes go on with a lease",
     "supports_runs": "runs of beat",

@@ -14,8 +14,10 @@ WAYS = ("sync", "async")
 PATIENCE = 30.0  # seconds a test waits for what must happen; far above what it takes, also on a busy machine
 
 
-def lock_request(name: str = "name", ttl: float = 10.0, label: str = "test", slots: int = 1) -> LockRequest:
-    return LockRequest(name, ttl, Holder.here(label, slots=slots), slots=slots)
+def lock_request(
+    name: str = "name", ttl: float = 10.0, label: str = "test", slots: int = 1, max_waiters: int = 0
+) -> LockRequest:
+    return LockRequest(name, ttl, Holder.here(label, slots=slots), slots=slots, max_waiters=max_waiters)
 
 
 def eventually(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:

@@ -332,6 +332,13 @@ class TestSentAgain:
         assert options["headers"] == {REQUEUES: 4, **mine}
         assert options["retries"] == 1
 
+    def test_so_does_one_that_was_refused_because_others_of_its_process_wait(self, run):
+        """The store was not asked then who has the lock."""
+        crowded = LockNotAcquired(reason="crowded", name="name", using="default")
+        with Lock("name", "default", settled(), message="the-id.1234"), pytest.raises(Ignore):
+            run(headers={HEADER: "the-id.1234"}).handle_busy(crowded, retries=False)
+        assert len(run.sent) == 1
+
     def test_one_that_is_done_is_not_skipped_either(self, run):
         with lock("name") as lease, run().holding(lease):
             pass

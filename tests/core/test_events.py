@@ -94,7 +94,7 @@ def test_a_call_that_is_skipped(told):
 
     hold_elsewhere("order:42")
     pack(42)
-    assert told("skipped") == {"event": "skipped", "alias": "default", "template": "order:{}"}
+    assert told("skipped") == {"event": "skipped", "alias": "default", "template": "order:{}", "reason": "busy"}
 
 
 def test_no_record_tells_a_token(caplog):

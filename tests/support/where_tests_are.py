@@ -72,6 +72,7 @@ THROUGH_OTHERS = [
         "one kit",
     ),
     ("testing.slots_contract", "testing/test_testing", "part of the kit"),
+    ("testing.waiters_contract", "testing/test_testing", "of the same kit"),
     ("utils.clock", "unit/test_platforms", "each system has its own clocks"),
     ("utils.drive utils.wakeup", "core/test_acquire", "waiting is made of them"),
     ("utils.events", "core/test_events", "records are of locks"),

@@ -202,7 +202,7 @@ def test_arguments_of_scripts_are_told(script: str) -> None:
     table = text.partition(f"`{script}`")[2].partition("| argument | content |\n")[2].partition("\n\n")[0]
     used = set(re.findall(r"ARGV\[(\d+)\]", (PACKAGE / script).read_text(encoding="utf-8")))
     assert used
-    assert re.findall(r"^\| (\d+) \|", table, re.M) == sorted(used)
+    assert re.findall(r"^\| (\d+) \|", table, re.M) == sorted(used, key=int)
 
 
 def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:

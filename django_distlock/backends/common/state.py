@@ -188,7 +188,7 @@ class Attempt:
     """An attempt to acquire.
 
     ``ttl``: microseconds. ``queue``: wait if the lock is busy. ``place``: the one that the waiter had, or 0. ``slots``:
-    how many leases the lock may have, with this one.
+    how many leases the lock may have, with this one. ``most_places``: of others, where it takes one; 0: any number.
     """
 
     token: str
@@ -198,6 +198,7 @@ class Attempt:
     place: int = 0
     inbox: str = ""
     slots: int = 1
+    most_places: int = 0
 
     def waiter(self, place: int, now: int) -> Waiter:
         return Waiter(place, self.token, self.inbox, now, self.slots)
@@ -208,7 +209,7 @@ class Decision:
     """The answer to a request. ``notify``: the waiters that are to look now. ``place``: the one that it has now.
 
     ``lease``: of an attempt, the one that was granted, or that ends first of those in the way. None: the token is
-    retired, and gets nothing more.
+    retired, and gets nothing more. ``is_crowded``: it was given no place, because others have as many as may.
     """
 
     granted: bool
@@ -216,6 +217,7 @@ class Decision:
     lease: StoredLease | None = None
     place: int = 0
     is_first: bool = False
+    is_crowded: bool = False
 
 
 def acquire(row: Row, attempt: Attempt) -> Decision:
@@ -238,18 +240,19 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
         mine = row.grant(token, HELD, attempt.ttl, attempt.holder)
         notify += row.hand_over()
         return Decision(True, notify + row.waiters_for_expiry(), mine)
-    place = 0
-    if attempt.queue:
-        there = next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
-        place = attempt.place or there or row.next_place()
+    place = attempt.place or next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
+    is_crowded = attempt.queue and not place and 0 < attempt.most_places <= len(row.waiters)
+    queues = attempt.queue and not is_crowded
+    place = (place or row.next_place()) if queues else 0
+    if queues:
         row.enqueue(attempt.waiter(place, row.now))
     else:
         row.dequeue(token)
         notify += row.hand_over()
     is_first = bool(row.waiters) and row.waiters[0].token == token
-    if not is_first and (notify or not attempt.queue):  # the first knows already, unless it is that only now
+    if not is_first and (notify or not queues):  # the first knows already, unless it is that only now
         notify += row.waiters_for_expiry()
-    return Decision(False, notify, row.first_to_end, place, is_first)
+    return Decision(False, notify, row.first_to_end, place, is_first, is_crowded)
 
 
 def exchange(row: Row, old: str, attempt: Attempt, retire: int = 0) -> Decision:

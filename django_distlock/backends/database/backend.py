@@ -16,7 +16,7 @@ from django.db import connections
 from ...exceptions import LockBackendError
 from ...journal import QueuedWaiter
 from ...runs import LastRun
-from ...types import Grant, Holder, LockInfo, LockRequest, Slot
+from ...types import Crowded, Grant, Holder, LockInfo, LockRequest, Slot
 from ...utils.clock import wall_clock
 from ...utils.events import about_event
 from ..base import STEP, JournalBackend, RunsBackend, named
@@ -56,6 +56,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
 
     supports_queue = True
     supports_slots = True
+    supports_max_waiters = True
     takes_callable_prefix = True
     batch_size = STEP  # rows of one statement
 
@@ -144,7 +145,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             self._expect(request)
         attempt = Attempt(
             request.token, microseconds(request.ttl), request.holder.to_text(), queue,
-            int(request.place or 0), request.inbox, request.slots,
+            int(request.place or 0), request.inbox, request.slots, request.most_places,
         )  # fmt: skip
         name = self._row_of(request)
         if old:
@@ -160,10 +161,12 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             self._forget(request)
             request.inbox = ""
         # Only the first in the queue needs to know when the lease ends.
-        remaining = inf if queue and not result.is_first else result.remaining
+        remaining = result.remaining if result.is_first or not result.place else inf
         lease = StoredLease(result.slot, result.token, result.state, result.fence, 0, result.holder)
         info = self._info(request.name, lease, remaining)
-        return info._replace(prefix=request.prefix) if request.prefix else info
+        if request.prefix:
+            info = info._replace(prefix=request.prefix)
+        return Crowded(*info) if result.is_crowded else info
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         released, is_repeated = self._run_or_repeat(

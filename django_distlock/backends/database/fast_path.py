@@ -48,6 +48,7 @@ class AcquireResult(NamedTuple):
     place: int = 0
     is_first: bool = False
     slot: int = 1
+    is_crowded: bool = False
 
 
 def has_returning(vendor: str) -> bool:
@@ -65,11 +66,12 @@ class FastPath:
         if vendor == "sqlite":
             self._greatest, self._strpos = "MAX", "instr"
         self._take, self._join = Statement(self._taking(may_wait=False)), Statement(self._taking(may_wait=True))
+        self._join_few = Statement(self._taking(may_wait=True, has_limit=True))
         self._confirm, self._refresh = Statement(self._confirming()), Statement(self._refreshing())
         self._release = Statement(self._releasing())
 
-    def _taking(self, *, may_wait: bool) -> str:
-        """Take a lock that is free; else join the queue, if it may wait."""
+    def _taking(self, *, may_wait: bool, has_limit: bool = False) -> str:
+        """Take a lock that is free; else join the queue, if it may wait. ``has_limit``: if that is not too long."""
         # ``excluded`` is the attempt as a row, with the moment at which the statement began, "now", as its version.
         # A statement that waits for another one may take a lease for held that has just expired, never the other way.
         now, greatest = "excluded.version", self._greatest
@@ -97,7 +99,10 @@ class FastPath:
                 for column, value in changes.items()
             }
             is_new = f"own.token <> excluded.token AND {self._strpos}(own.waiters, excluded.token) = 0"
-            condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {is_new} AND {_wants_one('own.waiters', 0)} END"
+            may_join = f"{is_new} AND {_wants_one('own.waiters', 0)}"
+            if has_limit:
+                may_join += " AND length(own.waiters) < %s"  # dead ones among them count, or are dropped, elsewhere
+            condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {may_join} END"
         condition += f" AND {self._strpos}(own.retired, excluded.token) = 0 AND own.others = ''"
         condition += f" AND own.format = {NUMBER}"
         return self._updating(_assigned({"version": version, **changes}), condition)
@@ -194,7 +199,11 @@ class FastPath:
             waiter = [end_of_record(attempt.inbox), self._waiter_ttl] if may_wait else []
             taking = self._join if may_wait else self._take
             # In the order in which they stand there
-            found = taking.fetch_one(connection, [*row, *waiter] if self._has_one_writer else [*waiter, *row])
+            parameters = [*row, *waiter] if self._has_one_writer else [*waiter, *row]
+            if may_wait and attempt.most_places:
+                taking = self._join_few
+                parameters.append(attempt.most_places * RECORD_LENGTH)
+            found = taking.fetch_one(connection, parameters)
         if found is None:
             return None
         fence, holding, state, remaining, holder, waiters, *_ = found

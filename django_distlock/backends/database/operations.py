@@ -53,7 +53,8 @@ class Operations:
             raise LockBackendError(f"The request for {name.decode()!r} was given back before it was answered.")
         remaining, place = lease.expires - row.now, (decision.place, decision.is_first)
         result = AcquireResult(
-            decision.granted, lease.fence, lease.token, lease.state, remaining, lease.holder, *place, lease.slot
+            decision.granted, lease.fence, lease.token, lease.state, remaining, lease.holder, *place, lease.slot,
+            decision.is_crowded,
         )  # fmt: skip
         return result, sent_at
 

@@ -29,7 +29,7 @@ from .config import read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
 from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, RUNS, Keys, Listing, TenantKeys
-from .operations import POLLS, Operations
+from .operations import CROWDED, POLLS, Operations
 from .pubsub import NoListener
 from .runs import Runs
 from .scripts import Command
@@ -52,6 +52,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     supports_queue = True
     supports_slots = True
+    supports_max_waiters = True
     takes_callable_prefix = True
 
     options: ClassVar[Mapping[str, Any]] = {
@@ -76,9 +77,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         self.timing.renewal_batch, self.timing.look_interval_longest = RENEWALS, LONGEST_LOOK_INTERVAL
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         topology = self._topology({**timeouts, **read_credentials(self)})
-        self.location, self.keys = topology.location, topology.keys
-        if self.ask_prefix:
-            self.keys = TenantKeys(self.keys)
+        self.location = topology.location
+        self.keys = TenantKeys(topology.keys) if self.ask_prefix else topology.keys
         self._client, self._async_clients = topology.client, PerLoop(topology.new_async_client)
         self._listener, self._diagnostics, self._breakers = topology.listener, topology.diagnostics, topology.breakers
         self._pausing: set[str] = set()  # tokens of those that poll, while they pause
@@ -178,7 +178,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
                 request.ahead = ears
             elif ears >= 0 and not reply.is_by_next_owner:
                 self._listener.looked(request, ears, reply.sent_at)
-            return self._operations.busy(request, value, left)
+            return self._operations.busy(request, value, left, is_crowded=ears == CROWDED)
         self._operations.only(reply)
         raise LockBackendError(f"The request for lock {request.name!r} was given back before it was answered.")
 

@@ -14,7 +14,7 @@ from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRu
 from ...formats import NEWER, is_newer
 from ...journal import QueuedWaiter
 from ...runs import LastRun
-from ...types import Holder, LockInfo, LockRequest
+from ...types import Crowded, Holder, LockInfo, LockRequest
 from ...utils.events import about_event
 from ..common.timing import Timing
 from .client import Reply
@@ -30,6 +30,7 @@ RENEW_HEAD, RENEW_SLOT_HEAD = RENEW.head(2), RENEW_SLOT.head(2)
 
 GONE = -2  # says PTTL
 JOURNAL_TTL = 30 * 86_400  # seconds after the last entry
+CROWDED = -2  # in the place of the ears of a waiter
 POLLS = "polls"  # the inbox of a waiter that cannot be told of its turn
 
 logger = logging.getLogger("django_distlock")
@@ -63,11 +64,13 @@ class Operations:
 
     def acquire(self, request: LockRequest, queue: bool) -> Command:
         """Of the modes, see acquire.lua."""
+        most_places = 0
         if queue:
+            most_places = request.most_places
             mode = "look" if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
-        head, options, end = self._acquire_options(request.ttl, mode, request.inbox, request.slots)
+        head, options, end = self._acquire_options(request.ttl, mode, request.inbox, request.slots, most_places)
         if end:
             place = request.place  # of its own for each waiter, and so never packed before
             options = f"{options}${len(place)}\r\n{place}\r\n{end}"
@@ -97,12 +100,16 @@ class Operations:
             self._of_lock(request.key), request.token, request.holder.to_text(), ttl, old.token, retire
         )  # fmt: skip
 
-    def _pack_acquire_options(self, ttl: float, mode: str, inbox: str, slots: int) -> tuple[str, str, str]:
+    def _pack_acquire_options(
+        self, ttl: float, mode: str, inbox: str, slots: int, most_places: int
+    ) -> tuple[str, str, str]:
         """What stands before the keys, behind token and holder, and behind the place of who has or wants one."""
         always = milliseconds(ttl), milliseconds(self._timing.grant_ttl)
         if mode == "try" and slots == 1:
             return ACQUIRE.head(4), pack_parts(*always), ""
         end: tuple[str | int, ...] = (inbox, milliseconds(self._timing.queue_ttl), *_told_slots(slots))
+        if most_places:
+            end = (*end[:2], f"{slots:04d}", most_places)
         return ACQUIRE.head(6 + len(end)), pack_parts(*always, mode), pack_parts(*end)
 
     def _pack_release_options(
@@ -187,10 +194,11 @@ class Operations:
             raise self._explain(value) from value
         return value
 
-    def busy(self, request: LockRequest, value: Any, left: Any) -> LockInfo:
+    def busy(self, request: LockRequest, value: Any, left: Any, *, is_crowded: bool) -> LockInfo:
         """Who is in the way of an acquisition."""
         if info := read_lease(self._alias, request.name, value, left):
-            return info._replace(prefix=request.prefix) if request.prefix else info
+            info = info._replace(prefix=request.prefix) if request.prefix else info
+            return Crowded(*info) if is_crowded else info
         raise self._unreadable(request.key, value, is_other=is_in_another_slot(value))
 
     def counts_ears(self, reply: Reply) -> bool | None:

@@ -46,6 +46,7 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
     """
 
     supports_queue = True
+    supports_max_waiters = True
     supports_failover = True
     supports_transfer = False
     has_sessions = True

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kazoo.exceptions import NoNodeError  # type: ignore[import-untyped]
 
-from ...types import Grant, LockInfo, LockRequest, SessionGrant
+from ...types import Crowded, Grant, LockInfo, LockRequest, SessionGrant
 from ...utils.clock import clock
 from ...utils.drive import Steps
 from . import requests as ask
@@ -120,14 +120,21 @@ class Operations(Inspection):
         rest = (yield from self._rest(place.key, deadline)) if line.rests and not place.is_held else None
         if line.first == place.place and (rest is None or rest.is_over):
             return (yield from self._take(attempt, place, sight, rest))
-        if not attempt.queue:
+        is_crowded = attempt.queue and self._is_crowded(attempt, place, line, rest)
+        if is_crowded or not attempt.queue:
             busy = yield from self._standing(attempt.about, line, deadline)
             if busy:
                 self._places.take(place.token)
                 yield from self._delete(place.path, deadline)
                 attempt.request.inbox = attempt.request.place = ""
-            return busy
+            return Crowded(*busy) if busy and is_crowded else busy
         return (yield from self._watch(attempt, place, line, rest))
+
+    @staticmethod
+    def _is_crowded(attempt: Attempt, place: OwnPlace, line: Line, rest: FoundRest | None) -> bool:
+        most, before = attempt.request.most_places, line.places.index(place.place)
+        is_resting = rest is not None and not rest.is_over
+        return 0 < most <= (before if is_resting else before - 1)  # else the first one does not wait, but has the lock
 
     def _take(self, attempt: Attempt, place: OwnPlace, sight: Sight, over: FoundRest | None) -> Steps[Grant | None]:
         """The lock is its own. What is to be written with the grant is written in one step. ``over``: an old rest."""

@@ -13,15 +13,16 @@ from django_distlock.testing.contract import LockBackendContract
 from django_distlock.testing.exchange_contract import ExchangeContract
 from django_distlock.testing.runs_contract import RunsContract
 from django_distlock.testing.slots_contract import SlotsContract
+from django_distlock.testing.waiters_contract import MaxWaitersContract
 
 
-class TestRedisByUrl(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
+class TestRedisByUrl(LockBackendContract, SlotsContract, RunsContract, ExchangeContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, valkey_locks):
         return valkey_locks
 
 
-class TestRedisByCache(LockBackendContract, SlotsContract):
+class TestRedisByCache(LockBackendContract, SlotsContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, valkey, store, settings):
         settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": valkey.url}}
@@ -32,7 +33,7 @@ class TestRedisByCache(LockBackendContract, SlotsContract):
         locks.close()
 
 
-class TestCluster(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
+class TestCluster(LockBackendContract, SlotsContract, RunsContract, ExchangeContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, cluster_locks):
         return cluster_locks
@@ -44,37 +45,37 @@ class TestRedlock(LockBackendContract):
         return redlock_locks
 
 
-class TestZooKeeper(LockBackendContract, RunsContract):
+class TestZooKeeper(LockBackendContract, RunsContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, zookeeper_locks):
         return zookeeper_locks
 
 
-class TestLocalMemory(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
+class TestLocalMemory(LockBackendContract, SlotsContract, RunsContract, ExchangeContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, locmem_locks):
         return locmem_locks
 
 
-class TestPostgres(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
+class TestPostgres(LockBackendContract, SlotsContract, RunsContract, ExchangeContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, postgres_locks):
         return postgres_locks
 
 
-class TestMariaDB(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
+class TestMariaDB(LockBackendContract, SlotsContract, RunsContract, ExchangeContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, mariadb_locks):
         return mariadb_locks
 
 
-class TestSQLite(LockBackendContract, SlotsContract, RunsContract, ExchangeContract):
+class TestSQLite(LockBackendContract, SlotsContract, RunsContract, ExchangeContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self, sqlite_locks):
         return sqlite_locks
 
 
-class TestSQLiteWithoutReturning(LockBackendContract, SlotsContract, ExchangeContract):
+class TestSQLiteWithoutReturning(LockBackendContract, SlotsContract, ExchangeContract, MaxWaitersContract):
     """The way of databases that do everything by compare-and-swap."""
 
     @pytest.fixture
@@ -110,7 +111,7 @@ class InThreads(LocMemBackend):
         return super().release(request, cooldown, force=force)
 
 
-class TestThreaded(LockBackendContract, SlotsContract):
+class TestThreaded(LockBackendContract, SlotsContract, MaxWaitersContract):
     @pytest.fixture
     def backend(self):
         return InThreads("default", {})

@@ -6,14 +6,16 @@
 --       7 inbox ('' or none = none; 'polls' = a waiter that cannot be told, so nothing is handed to it)
 --       8 ms for which a queue without looks is kept
 --       9 slots: how many leases there may be, with this one, in 4 digits (none = 1)
+--       10 how many others may have a place when it takes one (none = any number)
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
 --       look: from the queue, each second or after a hint
 --       last: at the caller's deadline, take it if it can be had, else leave the queue
 -- reply fencing number: granted for the ttl | {fencing number, slot} granted in another slot than the first
 --       | -1 this token was retired
 --       {place, ms the lease has left (-1 = others come first), lease, listeners of the own inbox (-1 = not asked), or
---       how many stand before one that polls} busy. The lease is the one that ends first. Where a slot is free for the
---       first in the queue, which polls, it is what that one would have if it had been handed it
+--       how many stand before one that polls; -2 = it got no place, because as many others as may have one} busy. The
+--       lease is the one that ends first. Where a slot is free for the first in the queue, which polls, it is what that
+--       one would have if it had been handed it
 --       | error NEWER: what stands there has a larger format, and stays as it is
 --       | error UNREADABLE: among the leases in the other slots is something that is none
 
@@ -101,15 +103,27 @@ if may_grant then
   end
 end
 
+local function drop(entry) -- from the queue, in which it may have been in the way of others
+  if redis.call('ZREM', KEYS[2], entry) == 1 and hand_over(mine, false, 0) then
+    local _, soonest = first_to_end()
+    if soonest and soonest < SOON then wake_first() end
+  end
+end
+
+-- One of them is asked whether it is still there, another one each time: the more are dead, the sooner one is found.
+local function is_crowded(most)
+  local places = redis.call('ZCARD', KEYS[2])
+  if places < most then return false end
+  local entry = redis.call('ZRANGE', KEYS[2], us() % places, us() % places)[1]
+  if is_newer(entry) or is_there(entry) then return true end
+  drop(entry)
+  return redis.call('ZCARD', KEYS[2]) >= most
+end
+
 if not stays then
   if not shown then shown, left = first_to_end() end
   if mode == 'last' and is_polling then redis.call('ZREM', KEYS[3], '?' .. token) end
-  if mode == 'last' and redis.call('ZREM', KEYS[2], me) == 1 then
-    if hand_over(mine, false, 0) then -- it may have been in the way of others
-      local _, soonest = first_to_end()
-      if soonest and soonest < SOON then wake_first() end
-    end
-  end
+  if mode == 'last' then drop(me) end
   return {'', left, shown, -1}
 end
 
@@ -118,8 +132,12 @@ if mode == 'look' then
   redis.call('ZADD', KEYS[2], 'LT', place, me) -- a waiter that was dropped comes back to its place
   if not is_polling then ears = publish(inbox, '?') end
 else
-  place = mode == 'again' and redis.call('ZSCORE', KEYS[2], me)
+  place = (mode == 'again' or ARGV[10]) and redis.call('ZSCORE', KEYS[2], me)
   if not place then
+    if ARGV[10] and is_crowded(tonumber(ARGV[10])) then
+      if not shown then shown, left = first_to_end() end
+      return {'', left, shown, -2}
+    end
     place = number()
     if redis.call('ZADD', KEYS[2], 'NX', place, me) == 0 then place = redis.call('ZSCORE', KEYS[2], me) end
   end
