@@ -100,26 +100,23 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
                 return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
             if queue:
                 self._requests[request.token] = request
-            return self._acquire(request, partial(state.acquire, attempt=_attempt(request, queue)))
+            return self._acquire(request, partial(state.acquire, attempt=Attempt.of(request, queue)))
 
     def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
                 return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
-            return self._acquire(request, partial(state.exchange, old=old.token, attempt=_attempt(request)))
+            return self._acquire(request, partial(state.exchange, old=old.token, attempt=Attempt.of(request)))
 
     def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
                 return None
-            if not all(state.is_free_for(self._row(request.key), _attempt(request)) for request in requests):
+            if not all(state.is_free_for(self._row(request.key), Attempt.of(request)) for request in requests):
                 return None
-            taking = [(request, partial(state.acquire, attempt=_attempt(request))) for request in requests]
+            taking = [(request, partial(state.acquire, attempt=Attempt.of(request))) for request in requests]
             answers = [self._acquire(*each) for each in taking]
         return [answer for answer in answers if isinstance(answer, Grant)]
-
-    async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
-        return self.acquire_all(requests)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._exclusive() as is_exclusive:
@@ -257,10 +254,3 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
             del self._runs[name]
             return None
         return run
-
-
-def _attempt(request: LockRequest, queue: bool = False) -> Attempt:
-    return Attempt(
-        request.token, microseconds(request.ttl), request.holder.to_text(), queue, slots=request.slots,
-        most_places=request.most_places,
-    )  # fmt: skip

@@ -43,6 +43,10 @@ class GeneratorBackend(BaseLockBackend):
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         raise NotImplementedError
 
+    def _acquire_all(self, requests: Sequence[LockRequest]) -> Steps[Sequence[Grant] | None]:
+        yield from ()
+        return None
+
     @abstractmethod
     def _renew(
         self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None
@@ -77,6 +81,12 @@ class GeneratorBackend(BaseLockBackend):
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         return await adrive(self._acquire(request, queue), await self._async_clients.get(), self._translated)
+
+    def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        return drive(self._acquire_all(requests), self._client, self._translated)
+
+    async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        return await adrive(self._acquire_all(requests), await self._async_clients.get(), self._translated)
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         return drive(self._release(request, cooldown, force), self._client, self._translated)
@@ -161,6 +171,14 @@ class ThreadedBackend(BaseLockBackend):
             return await self._in_thread(lambda: self.acquire(request, queue=queue), request)
         except CancelledError:
             request.in_doubt = True  # its thread goes on
+            raise
+
+    async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        try:
+            return await self._in_thread(lambda: self.acquire_all(requests), requests[0])
+        except CancelledError:
+            for request in requests:
+                request.in_doubt = True
             raise
 
     async def arelease(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:

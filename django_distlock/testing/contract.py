@@ -84,6 +84,41 @@ class LockBackendContract:
         assert [grant.fence for grant in locks.acquire_all(several)] == [grant.fence for grant in granted]
         assert locks.acquire_all([lock_request("c"), lock_request("b")]) is None
         assert locked_names(locks) == ["a", "b"]
+        for request in several:
+            assert locks.release(request) is True
+        assert locked_names(locks) == []
+
+    def test_several_in_one_step_pass_nobody_who_waits(self, locks: Any) -> None:
+        holder, waiter = lock_request("b"), lock_request("b")
+        locks.acquire(holder, queue=False)
+        locks.acquire(waiter, queue=True)
+        locks.release(holder)
+        assert locks.acquire_all([lock_request("a"), lock_request("b")]) is None
+        assert isinstance(locks.acquire(waiter, queue=True), Grant)
+        assert locked_names(locks) == ["b"]
+
+    def test_several_in_one_step_are_one_more_of_each_lock(self, locks: Any) -> None:
+        """Each with its own number, TTL and holder; one that rests is busy."""
+        resting = lock_request("a", ttl=60)
+        locks.acquire(resting, queue=False)
+        locks.release(resting, 50)
+        several = [lock_request("a", ttl=40), lock_request("b", ttl=20, label="second")]
+        assert locks.acquire_all(several) is None
+        locks.release(resting, force=True)
+        if (granted := locks.acquire_all(several)) is None:
+            return
+        [[first], [second]] = locks.look(["a", "b"])
+        assert [first.fence, second.fence] == [grant.fence for grant in granted]
+        assert (second.holder.label, second.slot) == ("second", 1)
+        assert 30 < first.remaining <= 40
+        assert 10 < second.remaining <= 20
+        several[1].ttl = 5
+        locks.acquire_all(several)
+        assert locks.look(["b"])[0][0].remaining > 10  # what comes late shortens nothing
+        assert locks.renew([(several[1], 60.0)]) == [True]
+        locks.release(several[0])
+        [grant] = locks.acquire_all([lock_request("a")])
+        assert grant.fence > max(first.fence, 0)
 
     def test_a_released_lock_is_free(self, locks: Any) -> None:
         mine = lock_request()

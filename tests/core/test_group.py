@@ -23,8 +23,9 @@ from django_distlock import (
     locks,
 )
 from django_distlock.testing import lose, store_down
+from django_distlock.types import Grant
 from tests.support.leases import hold_elsewhere, wait_for_renewal
-from tests.support.tools import PATIENCE, backend_on, eventually
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
 
 backend = backend_on("redis", "locmem", "postgres", "redlock")
 
@@ -255,6 +256,94 @@ class TestAllOrNone:
 
         asyncio.run(main())
         eventually(lambda: held() == ["b"])
+
+
+stepping = backend_on("redis", "locmem", "postgres", "mariadb", "sqlite")
+
+
+class TestOneStepOnEachStore:
+    @pytest.fixture(autouse=True)
+    def steps(self, stepping, monkeypatch):
+        """What came of each step."""
+        steps = []
+        for method in ("acquire_all", "aacquire_all"):
+            real = getattr(type(stepping), method)
+
+            def noted(self, requests, _real=real):
+                answer = _real(self, requests)
+                if not asyncio.iscoroutine(answer):
+                    steps.append(answer)
+                    return answer
+
+                async def awaited():
+                    steps.append(await answer)
+                    return steps[-1]
+
+                return awaited()
+
+            monkeypatch.setattr(type(stepping), method, noted)
+        return steps
+
+    def test_all_are_granted_by_one(self, entering, steps):
+        with entering(lock_all(lock("b"), lock("a"), lock("c"))) as leases:
+            assert held() == ["a", "b", "c"]
+            assert len({lease.token for lease in leases}) == 3
+            leases.ensure_held()
+        assert held() == []
+        assert len(steps[0]) == 3
+
+    def test_where_one_is_busy_the_ordered_way_goes_on(self, entering, steps, stepping):
+        other = hold_elsewhere("b")
+        with pytest.raises(LockNotAcquired) as caught, entering(lock_all(lock("b"), lock("a"), wait=0)):
+            pytest.fail("the body ran")
+        assert caught.value.name == "b"
+        assert steps[0] is None
+        assert held() == ["b"]
+        stepping.release(other)
+        with entering(lock_all(lock("b"), lock("a"), wait=0)):
+            assert held() == ["a", "b"]
+
+    def test_who_waits_is_not_passed(self, entering, steps, stepping):
+        other = hold_elsewhere("b")
+        waiter = lock_request("b")
+        stepping.acquire(waiter, queue=True)
+        stepping.release(other)
+        with pytest.raises(LockNotAcquired), entering(lock_all(lock("b"), lock("a"), wait=0)):
+            pytest.fail("the body ran")
+        assert isinstance(stepping.acquire(waiter, queue=True), Grant)
+        assert held() == ["b"]
+
+    def test_slots_are_counted_in_it_or_it_is_the_ordered_way(self, entering, steps):
+        with entering(lock_all(lock("b", slots=2), lock("a"))), entering(lock_all(lock("b", slots=2), lock("c"))):
+            assert held() == ["a", "b", "c"]
+            assert [info.slot for info in locks["default"].look(["b"])[0]] == [1, 2]
+        assert held() == []
+
+    def test_crossed_groups_lose_no_money(self, steps):
+        """One of each pair that come together is granted both, and nobody waits in a circle."""
+        names, accounts, failed = "abcd", dict.fromkeys("abcd", 100), []
+
+        def transfer(number):
+            for turn in range(15):
+                source, target = names[(number + turn) % 4], names[(number * turn + 1) % 4]
+                try:
+                    with lock_all(lock(source), lock(target), wait=LONG):
+                        before = accounts[source], accounts[target]
+                        if source != target:
+                            threading.Event().wait(0.001)
+                            accounts[source], accounts[target] = before[0] - 1, before[1] + 1
+                except LockBackendError as error:
+                    failed.append(error)
+
+        threads = [threading.Thread(target=transfer, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * PATIENCE)
+        assert not failed
+        assert sum(accounts.values()) == 400
+        assert held() == []
+        assert [] not in steps
 
 
 class TestOneStep:

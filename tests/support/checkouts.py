@@ -25,6 +25,10 @@ CHANGES = {
         r"'1 ' \.\. ARGV\[1\]": "'OWN ' .. ARGV[1]",
         r"string\.sub\(first, 1, 29\) \.\. 'c ": "'OWN ' .. string.sub(first, 3, 29) .. 'c ",
     },
+    f"{SCRIPTS}/acquire_all.lua": {
+        r"string\.sub\(value, 1, 30\) == '1 ' \.\. ARGV": "string.sub(value, 3, 30) == ARGV",
+        r"'1 ' \.\. ARGV\[1\] \.\. ' h '": "'OWN ' .. ARGV[1] .. ' h '",
+    },
     f"{SCRIPTS}/release.lua": OWN
     | COMPARES
     | {

@@ -42,12 +42,12 @@ def wrong_calls(text: str, declared: int) -> list[str]:
     """What a proxy could refuse."""
     code = code_of(text)
     wrong = [f"redis.{verb} is no call" for verb in re.findall(r"redis\.(\w+)(?!\w|\()", code)]
-    wrong += [f"KEYS{rest}" for rest in re.findall(r"\bKEYS\b(?!\[\d\])(.{0,10})", code)]
-    wrong += [f"KEYS[{index}]" for index in re.findall(r"KEYS\[(\d)\]", code) if not 1 <= int(index) <= declared]
+    wrong += [f"KEYS{rest}" for rest in re.findall(r"\bKEYS\b(?!\[\d+\])(.{0,10})", code)]
+    wrong += [f"KEYS[{index}]" for index in re.findall(r"KEYS\[(\d+)\]", code) if not 1 <= int(index) <= declared]
     for command, *arguments in calls_in(code):
         verb = command.strip("'")
         if command != f"'{verb.upper()}'" or verb not in WITHOUT_KEYS | OF_KEYS_ALONE | OTHERS:
             wrong.append(command)
         keys = [] if verb in WITHOUT_KEYS else arguments if verb in OF_KEYS_ALONE else arguments[:1]
-        wrong += [f"{verb} {key}" for key in keys if not re.fullmatch(r"KEYS\[\d\]", key)]
+        wrong += [f"{verb} {key}" for key in keys if not re.fullmatch(r"KEYS\[\d+\]", key)]
     return wrong

@@ -17,8 +17,9 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import count
 from math import ceil
 from operator import attrgetter
+from typing import Self
 
-from ...types import TOKEN_LENGTH
+from ...types import TOKEN_LENGTH, LockRequest
 from .timing import Timing
 
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
@@ -200,6 +201,13 @@ class Attempt:
     slots: int = 1
     most_places: int = 0
 
+    @classmethod
+    def of(cls, request: LockRequest, queue: bool = False) -> Self:
+        return cls(
+            request.token, microseconds(request.ttl), request.holder.to_text(), queue, int(request.place or 0),
+            request.inbox, request.slots, request.most_places,
+        )  # fmt: skip
+
     def waiter(self, place: int, now: int) -> Waiter:
         return Waiter(place, self.token, self.inbox, now, self.slots)
 
@@ -227,17 +235,14 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
     if token in row.retired or (mine and mine.state == RESTING):
         return Decision(False)
     if mine:
-        kept_until = mine.expires if mine.state == HELD else 0  # a claim is kept for its waiter, and not for its TTL
-        expires = max(kept_until, row.now + attempt.ttl)
-        row.put(mine := replace(mine, state=HELD, holder=attempt.holder, expires=expires))
-        row.dequeue(token)
+        mine = grant(row, attempt)
         return Decision(True, row.waiters_for_expiry(), mine)
     if attempt.place:
         row.enqueue(attempt.waiter(attempt.place, row.now))
     notify = row.hand_over(until=token)  # whoever finds slots free hands them to those who stand before it
     is_turn = not row.waiters or row.waiters[0].token == token
     if is_turn and len(row.leases) < attempt.slots:
-        mine = row.grant(token, HELD, attempt.ttl, attempt.holder)
+        mine = grant(row, attempt)
         notify += row.hand_over()
         return Decision(True, notify + row.waiters_for_expiry(), mine)
     place = attempt.place or next((waiter.place for waiter in row.waiters if waiter.token == token), 0)
@@ -253,6 +258,17 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
     if not is_first and (notify or not queues):  # the first knows already, unless it is that only now
         notify += row.waiters_for_expiry()
     return Decision(False, notify, row.first_to_end, place, is_first, is_crowded)
+
+
+def grant(row: Row, attempt: Attempt) -> StoredLease:
+    """A slot that is free, or once more the lease that its token has."""
+    if mine := row.lease_of(attempt.token):
+        kept_until = mine.expires if mine.state == HELD else 0  # a claim is kept for its waiter, and not for its TTL
+        expires = max(kept_until, row.now + attempt.ttl)
+        row.put(mine := replace(mine, state=HELD, holder=attempt.holder, expires=expires))
+        row.dequeue(attempt.token)
+        return mine
+    return row.grant(attempt.token, HELD, attempt.ttl, attempt.holder)
 
 
 def exchange(row: Row, old: str, attempt: Attempt, retire: int = 0) -> Decision:

@@ -124,30 +124,40 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
     # One lock
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return self._attempt(request, partial(self._acquire, request=request, queue=queue))
+        return self._attempted(partial(self._acquire, request=request, queue=queue), (request,))
 
     def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
-        return self._attempt(request, partial(self._acquire, request=request, queue=False, old=old))
+        return self._attempted(partial(self._acquire, request=request, queue=False, old=old), (request,))
 
-    def _attempt(self, request: LockRequest, asked: Callable[[Any], Grant | LockInfo]) -> Grant | LockInfo:
+    def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
+        attempts = [(self._row_of(request), Attempt.of(request)) for request in requests]
+        answer = self._attempted(partial(self._operations.acquire_all, attempts=attempts), requests)
+        if answer is None:
+            return None
+        leases, sent_at = answer
+        for request, lease in zip(requests, leases, strict=True):
+            request.slot = lease.slot
+        return [Grant(lease.fence, sent_at, lease.slot) for lease in leases]
+
+    def _attempted(self, work: Callable[[Any], R], requests: Sequence[LockRequest]) -> R:
+        """What it comes to. Whatever happens, each request says then whether it is in doubt."""
+        in_doubt = True
         try:
-            answer, is_repeated = self._run_or_repeat(asked, self._call_timeout(request))
+            answer, in_doubt = self._run_or_repeat(work, self._call_timeout(requests[0]))  # the first may still come
+            return answer
         except BaseException as error:
-            request.in_doubt = request.in_doubt or _is_in_doubt(error)
+            in_doubt = _is_in_doubt(error)
             raise
-        request.in_doubt = request.in_doubt or is_repeated  # the first attempt may still be executed
-        return answer
+        finally:
+            for request in requests:
+                request.in_doubt = request.in_doubt or in_doubt
 
     def _acquire(
         self, connection: Any, request: LockRequest, queue: bool, old: LockRequest | None = None
     ) -> Grant | LockInfo:
         if queue:
             self._expect(request)
-        attempt = Attempt(
-            request.token, microseconds(request.ttl), request.holder.to_text(), queue,
-            int(request.place or 0), request.inbox, request.slots, request.most_places,
-        )  # fmt: skip
-        name = self._row_of(request)
+        name, attempt = self._row_of(request), Attempt.of(request, queue)
         if old:
             result, sent_at = self._operations.exchange(connection, name, old, attempt)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from ...exceptions import LockBackendError
@@ -12,7 +13,7 @@ from ...types import LockRequest
 from ...utils.clock import clock
 from ..common import state
 from ..common.backoff import Backoff, retry
-from ..common.state import Attempt, Decision, Row, microseconds
+from ..common.state import Attempt, Decision, Row, StoredLease, microseconds
 from ..common.timing import Timing
 from .errors import RowChanged, is_row_changed
 from .fast_path import AcquireResult, FastPath, has_returning
@@ -57,6 +58,27 @@ class Operations:
             decision.is_crowded,
         )  # fmt: skip
         return result, sent_at
+
+    def acquire_all(
+        self, connection: Any, attempts: Sequence[tuple[bytes, Attempt]]
+    ) -> tuple[list[StoredLease], float] | None:
+        """The leases, granted in one transaction, and when the first row was read, on ``clock()``.
+
+        None: one is not free, or others wait for it, or another process changes its row just now.
+        """
+        sent_at = clock()
+        rows = [(name, self._sql.read(connection, name)) for name, _ in attempts]
+        if not all(state.is_free_for(row, attempt) for (_, row), (_, attempt) in zip(rows, attempts, strict=True)):
+            return None
+        leases = [state.grant(row, attempt) for (_, row), (_, attempt) in zip(rows, attempts, strict=True)]
+        try:
+            with self._sql.transaction(connection):
+                for name, row in sorted(rows, key=itemgetter(0)):  # one order for all processes
+                    if not self._sql.write(connection, name, row):
+                        raise RowChanged
+        except RowChanged:
+            return None
+        return leases, sent_at
 
     def release(
         self, connection: Any, name: bytes, token: str, cooldown: int = 0, retire: int = 0, force: bool = False

@@ -1,9 +1,10 @@
-"""The SQL of each database. Every change is one statement, in autocommit: nothing is held between two of them."""
+"""The SQL of each database. A change is one statement, in autocommit; several locks at once are one transaction."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ...formats import LARGEST, NEWER, NUMBER, is_newer_number
@@ -106,6 +107,7 @@ class Statements:
             f"SELECT {now}, format, version, token, state, fence, expires, holder, others, waiters, retired,"
             f" careful_until FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
         )
+        self._begin = {"sqlite": "BEGIN IMMEDIATE"}.get(vendor, "BEGIN")
         self._insert = insert_unless_there(vendor, TABLE, COLUMNS, placeholders(COLUMNS.split(", ")))
         self._replace = (
             f"UPDATE {TABLE} SET format = {NUMBER}, version = %s, token = %s, state = %s, fence = %s, expires = %s,"
@@ -191,6 +193,18 @@ class Statements:
             else:
                 cursor.execute(self._replace, [version, *changed, binary, row.version])
             return bool(cursor.rowcount == 1)
+
+    @contextmanager
+    def transaction(self, connection: Any) -> Iterator[None]:
+        """All that is written inside, or nothing where that raises."""
+        with connection.cursor() as cursor:
+            cursor.execute(self._begin)
+            try:
+                yield
+                cursor.execute("COMMIT")
+            except Exception:
+                cursor.execute("ROLLBACK")  # where that fails, too, its error closes the connection
+                raise
 
     def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:
         found = self._position.fetch_one(connection, [token, name])

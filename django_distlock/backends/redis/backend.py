@@ -117,6 +117,9 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             self._raise_unanswered(request, error)
         return self._answered(request, reply)
 
+    def _acquire_all(self, requests: Sequence[LockRequest]) -> Steps[Sequence[Grant] | None]:
+        return self._operations.acquire_all(requests)
+
     def _listen(self, request: LockRequest) -> Steps[None]:
         """Give the request an inbox, before the store knows of it."""
         if (yield from self._can_be_told(request)):
@@ -140,8 +143,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             reply = yield Call("send", ((question,), request.deadline))
             if not reply.is_by_next_owner:
                 listener.note_count(name, self._operations.counts_ears(reply))
-        counted: bool = listener.is_counted(name)
-        return counted
+        return listener.is_counted(name)  # type: ignore[no-any-return]
 
     def _will_look(self, request: LockRequest) -> None:
         if request.place and request.inbox != POLLS:
@@ -194,8 +196,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
-        is_ready: bool = self._listener.is_ready
-        return is_ready
+        return self._listener.is_ready  # type: ignore[no-any-return]
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         with self._polling(request, timeout) as seconds:
@@ -373,8 +374,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:
-            reply: Reply = yield Call("send", (commands,))
-            return reply
+            return (yield Call("send", (commands,)))  # type: ignore[no-any-return]
 
         return drive(steps(), self._client, self._translated)
 

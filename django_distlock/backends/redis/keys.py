@@ -40,6 +40,8 @@ SLOTS = 16384  # of every Cluster
 class Keys:
     """Names stand for locks, and are the ``key`` of their requests."""
 
+    are_in_slots = False  # of a Cluster
+
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
@@ -87,6 +89,10 @@ class Keys:
         """Those together whose leases one command may name."""
         return [names] if names else []
 
+    def are_together(self, names: Sequence[str]) -> bool:
+        """Whether one script may name the keys of all these locks."""
+        return not self.are_in_slots or len({slot_of(self.lease(name)) for name in names}) == 1
+
     def pattern(self, kinds: Sequence[str], start: str) -> str:
         """For SCAN: keys of these kinds whose names begin so. It may find other keys, which ``names_in`` leaves out."""
         return literally(self.prefix) + any_of(kinds) + literally(start) + "*"
@@ -101,6 +107,8 @@ class ClusterKeys(Keys):
 
     The shard is computed from the name, so processes that disagree about the number of shards exclude nobody.
     """
+
+    are_in_slots = True
 
     def __init__(self, prefix: str, shards: int) -> None:
         super().__init__(prefix)
@@ -184,6 +192,7 @@ class TenantKeys(Keys):
     def __init__(self, shared: Keys) -> None:
         super().__init__(shared.prefix)
         self._shared = shared
+        self.are_in_slots = shared.are_in_slots
 
     def of_run(self, name: str) -> tuple[str, str]:
         return self._shared.of_run(name)

@@ -14,8 +14,10 @@ from ...exceptions import ClockIsAhead, LockBackendError, NewerRun, UnreadableRu
 from ...formats import NEWER, is_newer
 from ...journal import QueuedWaiter
 from ...runs import LastRun
-from ...types import Crowded, Holder, LockInfo, LockRequest
+from ...types import Crowded, Grant, Holder, LockInfo, LockRequest
+from ...utils.drive import Call, Steps
 from ...utils.events import about_event
+from ..common.attempts import InDoubt
 from ..common.timing import Timing
 from .client import Reply
 from .codec import is_in_another_slot, read_holder, read_lease, read_queue, read_remaining, with_ends
@@ -26,6 +28,7 @@ from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_key
 ACQUIRE, RELEASE, EXCHANGE = Script("acquire", keys=5), Script("release", keys=5), Script("exchange", keys=5)
 EARS, CLAIM_RUN = Script("ears", keys=1), Script("claim_run", keys=2)
 RENEW, RENEW_SLOT = Script("renew", keys=1), Script("renew_slot", keys=1)
+MOST_TOGETHER = 16  # locks that are acquired in one step; each number of them has a script of its own
 RENEW_HEAD, RENEW_SLOT_HEAD = RENEW.head(2), RENEW_SLOT.head(2)
 
 GONE = -2  # says PTTL
@@ -34,6 +37,11 @@ CROWDED = -2  # in the place of the ears of a waiter
 POLLS = "polls"  # the inbox of a waiter that cannot be told of its turn
 
 logger = logging.getLogger("django_distlock")
+
+
+@lru_cache
+def acquire_all_script(locks: int) -> Script:
+    return Script("acquire_all", keys=5 * locks, locks=locks)
 
 
 class Operations:
@@ -78,6 +86,33 @@ class Operations:
         token, holder = request.token, request.holder.to_text()  # of ASCII both, as is the place
         text = f"{head}{keys}${len(token)}\r\n{token}\r\n${len(holder)}\r\n{holder}\r\n{options}"
         return Command(text.encode(), ACQUIRE, first)
+
+    def acquire_all(self, requests: Sequence[LockRequest]) -> Steps[list[Grant] | None]:
+        """In one step. None also where it has none: for very many, for several leases, in several slots of a Cluster.
+
+        What the server refuses is asked for one by one then, so that each has its own error.
+        """
+        locks = [request.key for request in requests]
+        has_step = len(locks) <= MOST_TOGETHER and all(request.slots == 1 for request in requests)
+        if not has_step or not self._keys.are_together(locks):
+            return None
+        keys = [key for lock in locks for key in self._keys.of_lock(lock)]
+        arguments: list[str | int] = []
+        for request in requests:
+            arguments += request.token, request.holder.to_text(), milliseconds(request.ttl)
+        command = acquire_all_script(len(locks)).call(packed_keys(*keys), *arguments)
+        in_doubt = True
+        try:
+            reply = yield Call("send", ((command,), requests[0].deadline))
+            value = reply.values[0]
+            in_doubt = reply.in_doubt or isinstance(value, RedisError)
+        except LockBackendError as error:
+            in_doubt = isinstance(error, InDoubt)
+            raise
+        finally:
+            for request in requests:
+                request.in_doubt = request.in_doubt or in_doubt
+        return [Grant(fence, reply.sent_at) for fence in value] if isinstance(value, list) else None
 
     def release(self, request: LockRequest, cooldown: float, force: bool) -> Sequence[Command]:
         """The reply of the last one counts.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 INCLUDE = re.compile(r"^-- include (\w+\.lua)\n", re.MULTILINE)
+EACH = re.compile(r"^-- for each lock\n(.*?)^-- end of each lock\n", re.MULTILINE | re.DOTALL)
+KEYS, ARGUMENTS = 5, 3  # of each lock
 
 
 def pack(*parts: str | bytes | int) -> bytes:
@@ -44,13 +47,27 @@ class Command:
         self.packed, self.script, self.key, self.node = packed, script, key, node
 
 
-class Script:
-    """A Lua script of a backend, called by its digest. A line "-- include x.lua" stands for that file."""
+def _for_locks(section: str, locks: int) -> str:
+    """The section once for each lock, with the keys and arguments of that one."""
 
-    def __init__(self, name: str, backend: str = "redis", *, keys: int) -> None:
+    def numbered(found: re.Match[str], lock: int) -> str:
+        of_one = KEYS if found[1] == "KEYS" else ARGUMENTS
+        return f"{found[1]}[{int(found[2]) + lock * of_one}]"
+
+    return "".join(re.sub(r"(KEYS|ARGV)\[(\d)\]", partial(numbered, lock=lock), section) for lock in range(locks))
+
+
+class Script:
+    """A Lua script of a backend, called by its digest. A line "-- include x.lua" stands for that file.
+
+    ``locks``: of so many at once. What the script does for each of them is written once.
+    """
+
+    def __init__(self, name: str, backend: str = "redis", *, keys: int, locks: int = 1) -> None:
         folder = files("django_distlock.backends").joinpath(backend, "scripts")
         text = folder.joinpath(f"{name}.lua").read_text()
-        self.text = INCLUDE.sub(lambda found: folder.joinpath(found[1]).read_text(), text).encode()
+        text = INCLUDE.sub(lambda found: folder.joinpath(found[1]).read_text(), text)
+        self.text = EACH.sub(lambda found: _for_locks(found[1], locks), text).encode()
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
         self.keys = keys
 

@@ -13,7 +13,7 @@ SCRIPTS = {
     for backend, module in (("redis", operations), ("redlock", messages))
     for name in ("ACQUIRE", "RELEASE", "RENEW", "RENEW_SLOT", "CLAIM_RUN", "EARS")
     if hasattr(module, name)
-}
+} | {"redis ACQUIRE_ALL": operations.acquire_all_script(4)}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
