@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -100,13 +99,13 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
                 return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
             if queue:
                 self._requests[request.token] = request
-            return self._acquire(request, partial(state.acquire, attempt=Attempt.of(request, queue)))
+            return self._acquire(request, queue)
 
     def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
                 return LockInfo(request.name, self.alias, None, 0, 0.0, prefix=request.prefix)
-            return self._acquire(request, partial(state.exchange, old=old.token, attempt=Attempt.of(request)))
+            return self._acquire(request, queue=False, old=old.token)
 
     def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
         with self._exclusive() as is_exclusive:
@@ -114,8 +113,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
                 return None
             if not all(state.is_free_for(self._row(request.key), Attempt.of(request)) for request in requests):
                 return None
-            taking = [(request, partial(state.acquire, attempt=Attempt.of(request))) for request in requests]
-            answers = [self._acquire(*each) for each in taking]
+            answers = [self._acquire(request, queue=False) for request in requests]
         return [answer for answer in answers if isinstance(answer, Grant)]
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
@@ -203,9 +201,10 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     # Called with the guard held
 
-    def _acquire(self, request: LockRequest, decide: Callable[[_Row], Decision]) -> Grant | LockInfo:
-        sent_at, row = clock(), self._row(request.key)
-        decision = decide(row)
+    def _acquire(self, request: LockRequest, queue: bool, old: str = "") -> Grant | LockInfo:
+        """``old``: the token whose lease it is to take over."""
+        sent_at, row, attempt = clock(), self._row(request.key), Attempt.of(request, queue)
+        decision = state.exchange(row, old, attempt) if old else state.acquire(row, attempt)
         lease, granted = decision.lease, self._apply(request.key, row, decision)
         if lease is None:  # its rest is not over
             lease = row.lease_of(request.token) or row.first_to_end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -36,14 +35,13 @@ class Operations:
         if self._fast_path and not is_short and (result := self._fast_path.acquire(connection, name, attempt)):
             return result, sent_at
         # A process that only comes to wait backs off from those that hand the lock over.
-        decide = partial(state.acquire, attempt=attempt)
-        return self._decided(connection, name, decide, self._timing.retry_pause_longest)
+        pause = self._timing.retry_pause_longest
+        return self._decided(connection, name, lambda row: state.acquire(row, attempt), pause)
 
     def exchange(self, connection: Any, name: bytes, old: LockRequest, attempt: Attempt) -> tuple[AcquireResult, float]:
         """As ``acquire()``, by ``state.exchange``."""
         retire = microseconds(old.retires_for) if old.in_doubt else 0
-        decide = partial(state.exchange, old=old.token, attempt=attempt, retire=retire)
-        return self._decided(connection, name, decide, 0.0)
+        return self._decided(connection, name, lambda row: state.exchange(row, old.token, attempt, retire), 0.0)
 
     def _decided(
         self, connection: Any, name: bytes, decide: Callable[[Row], Decision], longest_pause: float
