@@ -13,6 +13,7 @@ from .config import unique_aliases
 
 PREFIX = "unique:"  # of the locks of names, so that none of them is a lock that a task holds while it runs
 
+DEFAULT_TTL = 3600.0
 Until = Literal["start", "end", "success"]
 TTL = Seconds("for which a task that waits in the queue keeps others out of it.", above=0.0)
 
@@ -45,7 +46,7 @@ def unique(
     name: str | Callable[..., str] | None = None,
     *,
     until: Until = "end",
-    ttl: Any = 3600.0,
+    ttl: Any = DEFAULT_TTL,
     on_duplicate: Literal["return", "raise", "drop"] = "return",
     on_unavailable: Literal["raise", "run"] = "raise",
     using: str = DEFAULT_ALIAS,

@@ -19,7 +19,7 @@ from .. import signals
 from ..core.busy import described
 from ..core.registry import DEFAULT_ALIAS
 from ..core.succession import Succession
-from ..exceptions import LockBackendError, TaskAlreadyQueued
+from ..exceptions import LockBackendError, LockError, TaskAlreadyQueued
 from ..types import Grant, LockInfo, place_of
 from ..utils.clock import clock, wall_clock
 from ..utils.events import about_event
@@ -27,7 +27,7 @@ from .messages import HEADER as MESSAGE
 from .messages import task_of
 from .queued import DUPLICATE, HEADER, QUEUED, QueuedLease
 from .tasks import UNIQUE_RUN
-from .unique_options import Unique, Until, unique
+from .unique_options import DEFAULT_TTL, Unique, Until, unique
 from .unique_runs import UniqueRun, publish
 
 ENTERED = "distlock_entered"  # attribute of the request of a run
@@ -41,7 +41,7 @@ def unique_task(
     /,
     *,
     until: Until = "end",
-    ttl: Any = 3600.0,
+    ttl: Any = DEFAULT_TTL,
     on_duplicate: Literal["return", "raise", "drop"] = "return",
     on_unavailable: Literal["raise", "run"] = "raise",
     using: str = DEFAULT_ALIAS,
@@ -58,7 +58,13 @@ def unique_task(
     base = options.pop("base", UniqueTask)
     if not (isinstance(base, type) and issubclass(base, UniqueTask)):
         raise TypeError(f"base is {base!r}; the class of a unique task derives from UniqueTask.")
-    is_bare = callable(name) and not options and hasattr(name, "__code__") and name.__name__ != "<lambda>"
+    is_bare = callable(name)
+    has_more = options or (until, ttl, on_duplicate, on_unavailable, using, base) != DEFAULTS
+    if is_bare and (has_more or getattr(name, "__name__", "") == "<lambda>"):
+        raise TypeError(
+            "A callable that makes the name is given to unique(): @shared_task(base=UniqueTask,"
+            " unique=unique(lambda pk: ...))."
+        )
     given = unique(
         None if is_bare else name, until=until, ttl=ttl, on_duplicate=on_duplicate, on_unavailable=on_unavailable,
         using=using,
@@ -135,10 +141,21 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         text = (request.headers or {}).get(HEADER)
         if text == DUPLICATE:
             return None
-        queued = QueuedLease.from_text(text) if text else None
+        queued = self._read(text) if text else None
         if queued is None or task_of(queued.message) != str(request.id):  # as of one that was replaced
             return self.run(*args, **kwargs)
         return UniqueRun(self, self._unique, queued).call(args, kwargs)
+
+    def _read(self, text: str) -> QueuedLease | None:
+        """None: it cannot be read, and the task is to run all the same."""
+        try:
+            return QueuedLease.from_text(text)
+        except LockError as error:
+            told = f"The header {HEADER!r} of {self.name}[{self.request.id}] cannot be read: {error}"
+            if self._unique.on_unavailable != "run":
+                raise LockBackendError(told) from error
+            logger.warning("%s", told, extra=about_event("unique-unreadable", task=self.request.id))
+            return None
 
     def apply_async(
         self,
@@ -182,15 +199,15 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         seconds = given.ttl + self._delay(options)
         if (expires := self._seconds_until(options.get("expires", self.expires))) is not None:
             seconds = min(seconds, max(0.0, expires))
-        message = headers.setdefault(MESSAGE, f"{task_id}.{secrets.token_hex(8)}")
+        message = str(headers.get(MESSAGE, ""))
+        if task_of(message) != task_id:  # as of messages.identify(), which is to leave it then
+            message = headers[MESSAGE] = f"{task_id}.{secrets.token_hex(8)}"
         queued = QueuedLease.new(
             succession, name, given.template, succession.backend.prefix_now(), f"{self.name}[{task_id}]", message,
             wall_clock() + seconds,
         )  # fmt: skip
         began = clock()
-        about = {
-            "name": name, "template": given.template or name, "using": given.using,
-        }  # fmt: skip
+        about = {"name": name, "template": given.template or name, "using": given.using}
         try:
             answer = succession.claim(queued.request)
         except LockBackendError as error:
@@ -247,6 +264,10 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
             moment = datetime.fromisoformat(moment)
         aware = maybe_make_aware(moment, self.app.timezone)
         return cast(float, (aware - datetime.now(UTC)).total_seconds())
+
+
+# Of unique_task(), which is told from its use without parentheses by these
+DEFAULTS = ("end", DEFAULT_TTL, "return", "raise", DEFAULT_ALIAS, UniqueTask)
 
 
 def _is_there(found: UniqueHolder) -> str:

@@ -9,22 +9,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import Reject
 from celery.signals import before_task_publish, task_rejected, task_unknown
-from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import transaction
 from kombu.exceptions import OperationalError
 
-from django_distlock import InvalidLockName, LockBackendError, distributed_lock, lock, locks
+from django_distlock import InvalidLockName, LockBackendError, lock, locks
 from django_distlock.celery import TaskAlreadyQueued, UniqueTask, unique, unique_task
 from django_distlock.celery.queued import HEADER
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.signals import lock_busy
 from django_distlock.types import LockRequest
-from tests.support.deliveries import Shop
+from django_distlock.utils.clock import clock
+from tests.support.deliveries import UniqueShop
 from tests.support.stores import LOCMEM
 from tests.support.tenants import of_tenants, tenant
 from tests.support.tools import eventually
@@ -33,45 +32,6 @@ from tests.support.tools import eventually
 @pytest.fixture(autouse=True, params=["locmem_locks", "valkey_locks"])
 def store(request):
     return request.getfixturevalue(request.param)
-
-
-class UniqueShop(Shop):
-    """``unique()`` makes its task ``work``, which does what its second argument asks for, for a number."""
-
-    def unique(self, name="work:{number}", *, guarded=None, options=None, **given):
-        def work(task, number=7, what="return"):
-            self.runs.append((number, task.request.retries))
-            if what == "wait":
-                self.is_working.set()
-                assert self.go.wait(30)
-            elif what == "raise":
-                raise ValueError(what)
-            elif what == "retry" and not task.request.retries:
-                raise task.retry(countdown=60)
-            elif what == "retry without raising" and not task.request.retries:
-                task.retry(countdown=60, throw=False)
-            elif what == "reject":
-                raise Reject(what)
-            elif what == "look":
-                return [(each.task_id, each.state) for each in filter(None, [task.unique_find(number)])]
-            return what
-
-        body = distributed_lock("run:{number}", **guarded)(work) if guarded else work
-        settings = {"bind": True, "name": "work", "shared": False, **(options or {})}
-        return self.app.task(base=UniqueTask, unique=unique(name, **given), **settings)(body)
-
-    def other(self):
-        def other(value=None):
-            return value
-
-        return self.app.task(name="other", shared=False)(other)
-
-    def deliver(self, message, redelivered=None):
-        task = self.app.tasks[message.headers["task"]]
-        delivered = Request(message, app=self.app, task=task, on_reject=lambda *_: self.rejected.append(message))
-        if redelivered is not None:
-            delivered.delivery_info["redelivered"] = redelivered
-        delivered.execute()
 
 
 @pytest.fixture
@@ -642,6 +602,25 @@ class TestOthers:
         shop.deliver(message)
         assert shop.result(sent.id)[0] == "FAILURE"
         assert shop.runs == []
+        sent = shop.unique("also:{number}", on_unavailable="run", options={"name": "also"}).delay(7)
+        message = shop.next()
+        message.headers[HEADER] = "nonsense"
+        shop.deliver(message)
+        assert shop.result(sent.id) == ("SUCCESS", "return")
+        assert "cannot be read" in caplog.text
+
+    def test_a_task_that_is_replaced_by_another_one(self, shop):
+        def work(task, number):
+            raise task.replace(unique_one.si(number))
+
+        unique_one = shop.unique(until="success", ttl=1000)
+        task = shop.app.task(base=UniqueTask, unique=unique("r:{number}"), bind=True, name="r", shared=False)(work)
+        sent = task.delay(7)
+        shop.drain()
+        assert shop.runs == [(7, 0)]
+        assert shop.result(sent.id) == ("SUCCESS", "return")
+        assert names() == ["unique:work:7"]
+        assert unique_one.unique_find(7).task_id == sent.id
 
     def test_a_task_that_replaces_itself(self, shop):
         def work(task, number, again=True):
@@ -681,6 +660,90 @@ class TestOthers:
             shop.drain()
         assert shop.result(first.id)[0] == "FAILURE"
         assert shop.result(second.id) == ("SUCCESS", "return")
+        eventually(lambda: names() == [])
+
+    @pytest.mark.parametrize("until", ["end", "start"])
+    def test_a_store_that_is_away_when_a_task_retries(self, shop, until, monkeypatch, caplog):
+        """The retry is sent, and finds its name free, or goes without."""
+        task = shop.unique(until=until)
+        sent = task.delay(7, "retry")
+        message, backend = shop.next(), type(locks["default"])
+        asked = {"end": "exchange", "start": "acquire"}[until]
+        real, calls = getattr(backend, asked), []
+
+        def fail(self, *args, **kwargs):
+            calls.append(args)
+            if len(calls) == (2 if until == "end" else 1):
+                raise LockBackendError("away")
+            return real(self, *args, **kwargs)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, asked, fail)
+            shop.deliver(message)
+        assert "is sent again without a lease" in caplog.text
+        eventually(lambda: names() == [])
+        shop.drain()
+        assert shop.runs == [(7, 0), (7, 1)]
+        assert shop.result(sent.id) == ("SUCCESS", "retry")
+        eventually(lambda: names() == [])
+
+    def test_an_interrupt_while_it_is_published(self, shop, monkeypatch):
+        task = shop.unique()
+
+        def interrupt(*_, **__):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(shop.app), "send_task", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                task.delay(7)
+        eventually(lambda: names() == [])
+
+    def test_an_interrupt_when_the_run_begins(self, shop, monkeypatch):
+        shop.unique().delay(7)
+        real, message = type(locks["default"]).exchange, shop.next()
+
+        def interrupt(self, *args):
+            real(self, *args)
+            raise SystemExit
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(locks["default"]), "exchange", interrupt)
+            with pytest.raises(SystemExit):
+                shop.deliver(message)
+        assert shop.runs == []
+        eventually(lambda: names() == [])
+
+    def test_a_grant_that_comes_too_late(self, shop, monkeypatch, caplog):
+        """As where the worker was stopped: another one may have the name by then."""
+        sent = shop.unique().delay(7)
+        real, message = type(locks["default"]).exchange, shop.next()
+
+        def late(self, *args):
+            return real(self, *args)._replace(sent_at=clock() - 60)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(locks["default"]), "exchange", late)
+            shop.deliver(message)
+        assert shop.runs == []
+        assert shop.result(sent.id)[0] == "FAILURE"
+        eventually(lambda: names() == [])
+
+    def test_a_name_that_cannot_be_released_is_told(self, shop, monkeypatch, caplog):
+        sent = shop.unique().delay(7)
+        message = shop.next()
+        real, backend = type(locks["default"]).release, type(locks["default"])
+
+        def fail(self, request, *args, **kwargs):
+            if request.name.startswith("unique:"):
+                raise LockBackendError("away")
+            return real(self, request, *args, **kwargs)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, "release", fail)
+            shop.deliver(message)
+            assert "away" in caplog.text
+        assert shop.result(sent.id) == ("SUCCESS", "return")
         eventually(lambda: names() == [])
 
     def test_a_class(self, shop):
@@ -768,6 +831,16 @@ class TestDecorator:
             @unique_task("sync:{nothing}")
             def sync(account):
                 pass
+
+    def test_a_callable(self, shop):
+        def account_of(number, what="return"):
+            return f"account {number}"
+
+        shop.unique(account_of).delay(7)
+        assert names() == ["unique:account 7"]
+        for wrong in (lambda: unique_task(lambda pk: pk), lambda: unique_task(account_of, until="start")):
+            with pytest.raises(TypeError, match="is given to unique"):
+                wrong()
 
     @pytest.mark.parametrize(
         "given", [{"until": "then"}, {"on_duplicate": "retry"}, {"on_unavailable": "skip"}, {"ttl": 0}, {"ttl": "x"}]

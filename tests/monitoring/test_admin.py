@@ -27,6 +27,7 @@ from django_distlock.monitoring.inventory import Inventory
 from django_distlock.signals import lock_forced
 from django_distlock.types import Grant
 from tests.support.admin_pages import LIST, hold, key_of, lines, login, names_in, notes, release, said
+from tests.support.deliveries import UniqueShop
 from tests.support.quorum import spread
 from tests.support.stores import LOCMEM, REDIS, REDLOCK
 from tests.support.tools import eventually, lock_request, locked_names
@@ -72,6 +73,17 @@ def test_the_list_shows_who_holds_what(operator, backend):
     for shown in ("POST /orders/<wbr>7/<wbr>pay", "web-3, pid 123", "2 h 15 min", "2 h 06 min", "1 held lock"):
         assert shown in text
     assert "column-using" not in text  # of one backend
+
+
+def test_a_unique_task_that_waits_in_the_queue_is_shown_with_its_id(operator, backend):
+    with UniqueShop() as shop:
+        sent = shop.unique().delay(7)
+        listed = operator.get(LIST)
+        [[info]] = backend.look(["unique:work:7"])
+        page = operator.get(reverse("admin:distlock_heldlock_change", args=[quote(key_of(backend, info.name))]))
+    assert names_in(listed) == ["unique:work:7"]
+    for each in (listed, page):
+        assert f"queued: work[{sent.id}]" in re.sub(r"<[^>]+>", "", html.unescape(each.content.decode()))
 
 
 def test_long_labels_break_between_their_words(operator, backend):

@@ -6,9 +6,11 @@ import threading
 import uuid
 
 from celery import Celery, current_app
+from celery.exceptions import Reject
 from celery.worker.request import Request
 
 from django_distlock import distributed_lock
+from django_distlock.celery import UniqueTask, unique
 
 
 class Shop:
@@ -64,7 +66,7 @@ class Shop:
     def deliver(self, message, redelivered=None):
         """``redelivered``: what the broker says of it, if that is not what it said."""
         delivered = Request(
-            message, app=self.app, task=self.app.tasks["work"],
+            message, app=self.app, task=self.app.tasks[message.headers["task"]],
             on_reject=lambda *_: self.rejected.append(message),
         )  # fmt: skip
         if redelivered is not None:
@@ -78,3 +80,37 @@ class Shop:
     def result(self, task_id):
         result = self.app.AsyncResult(task_id)
         return result.state, result.result
+
+
+class UniqueShop(Shop):
+    """``unique()`` makes its task ``work``, which does what its second argument asks for, for a number."""
+
+    def unique(self, name="work:{number}", *, guarded=None, options=None, **given):
+        def work(task, number=7, what="return"):
+            self.runs.append((number, task.request.retries))
+            if what == "wait":
+                self.is_working.set()
+                assert self.go.wait(30)
+            elif what == "raise":
+                raise ValueError(what)
+            elif what == "retry" and not task.request.retries:
+                raise task.retry(countdown=60)
+            elif what == "retry soon" and not task.request.retries:
+                raise task.retry(countdown=1)
+            elif what == "retry without raising" and not task.request.retries:
+                task.retry(countdown=60, throw=False)
+            elif what == "reject":
+                raise Reject(what)
+            elif what == "look":
+                return [(each.task_id, each.state) for each in filter(None, [task.unique_find(number)])]
+            return what
+
+        body = distributed_lock("run:{number}", **guarded)(work) if guarded else work
+        settings = {"bind": True, "name": "work", "shared": False, **(options or {})}
+        return self.app.task(base=UniqueTask, unique=unique(name, **given), **settings)(body)
+
+    def other(self):
+        def other(value=None):
+            return value
+
+        return self.app.task(name="other", shared=False)(other)
