@@ -11,7 +11,6 @@ import signal
 import time
 import uuid
 
-import celery
 import pytest
 
 from django_distlock import lock, locks
@@ -19,21 +18,12 @@ from django_distlock.types import LockRequest
 from example_project.valkey import Valkey
 from tests.support.tools import eventually
 from tests.support.workers.harness import Worker
+from tests.support.workers.pools import pools, usable
 
 pytestmark = pytest.mark.slow
 
-SOAK = float(os.environ.get("DISTLOCK_SOAK", "0"))
-slow = pytest.mark.skipif(not SOAK, reason="adds little but time: DISTLOCK_SOAK=1 runs it")
-
 AT_ONCE = 3.0  # seconds that a busy machine may need for what takes a moment; the TTL of these locks is 30
 TTL = 2.0  # of the tasks whose worker is killed
-
-
-POOLS = ("prefork", "spawn", "threads", "solo", "gevent")
-
-
-def pools(*names, quick=("prefork", "threads", "gevent")):
-    return [pytest.param(name, marks=[] if name in quick else [slow]) for name in names or POOLS]
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +48,6 @@ def shared_workers():
     yield workers
     for worker in workers.values():
         worker.stop()
-
-
-def usable(pool):
-    if pool == "gevent":
-        pytest.importorskip("gevent")
-    if pool == "spawn" and celery.VERSION < (5, 7):
-        pytest.skip("starting children by spawn needs Celery 5.7")
-    return pool
 
 
 @pytest.fixture

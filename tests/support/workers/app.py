@@ -14,6 +14,7 @@ from django.conf import settings
 from django.dispatch import receiver
 
 from django_distlock import LockLost, distributed_lock, lock
+from django_distlock.celery import unique_task
 from django_distlock.signals import lock_busy, lock_lost, lock_unavailable
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.workers.settings")
@@ -172,6 +173,50 @@ def told(self, name):
             break
         time.sleep(0.02)
     write(name, "done")
+
+
+@unique_task("{name}", name="unique", bind=True, using="brief")
+def unique(self, name, do="return"):
+    write(name, "run", id=self.request.id, retries=self.request.retries)
+    wait_for_word(name)
+    if do == "retry" and not self.request.retries:
+        raise self.retry(countdown=1)
+    write(name, "done", id=self.request.id)
+    if do == "stay":
+        wait_for_word(f"{name} end")
+    return name
+
+
+@unique_task("{name}", name="unique_late", bind=True, using="brief", acks_late=True, reject_on_worker_lost=True)
+def unique_late(self, name):
+    """Waits for the test in its first run only."""
+    with journal() as book:
+        is_first = book.incr(f"runs:{name}") == 1
+    write(name, "run", id=self.request.id)
+    if is_first:
+        wait_for_word(name)
+    write(name, "done", id=self.request.id)
+    return name
+
+
+@unique_task(
+    "{name}", name="unique_work", bind=True, using="brief", acks_late=True, reject_on_worker_lost=True, max_retries=1
+)
+def unique_work(self, name, seconds, retries=False):
+    write(name, "run", id=self.request.id)
+    time.sleep(seconds)
+    write(name, "done", id=self.request.id)
+    if retries and not self.request.retries:
+        raise self.retry(countdown=1)
+
+
+@unique_task("{name}", name="unique_start", bind=True, using="brief", until="start")
+@distributed_lock("{name}", on_busy="retry", using="brief")
+def unique_start(self, name):
+    write(name, "run", id=self.request.id)
+    wait_for_word(name)
+    write(name, "done", id=self.request.id)
+    return name
 
 
 kept = []

@@ -25,7 +25,15 @@ class Worker:
     """One worker with its pool, and a queue of its own."""
 
     def __init__(
-        self, server: Valkey, folder: Path, pool: str, *, concurrency=2, visibility_timeout=3600, queue=None
+        self,
+        server: Valkey,
+        folder: Path,
+        pool: str,
+        *,
+        concurrency=2,
+        visibility_timeout=3600,
+        queue=None,
+        broker=None,
     ) -> None:
         self.server, self.pool = server, pool
         self.name = f"{pool}@{uuid.uuid4().hex[:8]}"
@@ -35,7 +43,7 @@ class Worker:
             "locks": server.url,
             "late": f"unix://{self.late}?db=0",
             "journal": f"unix://{server.socket}?db=3",
-            "broker": f"redis+socket://{server.socket}?virtual_host=1",
+            "broker": broker or f"redis+socket://{server.socket}?virtual_host=1",
             "results": f"redis+socket://{server.socket}?virtual_host=2",
             "visibility_timeout": visibility_timeout,
             "queue": self.queue,

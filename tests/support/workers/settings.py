@@ -10,6 +10,12 @@ USE_TZ = True
 INSTALLED_APPS = ["django_distlock"]
 DISTRIBUTED_LOCKS = {
     "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": PLAN["locks"]},
+    "brief": {
+        "BACKEND": "django_distlock.backends.redis.RedisBackend",
+        "LOCATION": PLAN["locks"],
+        "KEY_PREFIX": "brief",
+        "TTL": 2,
+    },
     "away": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": "unix:///nowhere"},
     "late": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": PLAN["late"]},
 }
