@@ -35,6 +35,7 @@ NOT_RENEWED = "not renewed"  # what is told of a grant, or of an adoption, with 
 
 BEGINS = frozenset({Event.GRANTED, Event.ADOPTED})  # with a process
 ENDS = frozenset({Event.RELEASED, Event.LOST, Event.FREED})  # of a lease
+RENEWED_NO_MORE = frozenset({Event.DETACHED, Event.BOUND_REACHED})  # by this process: the lease ends with its TTL
 
 
 class JournalEntry(NamedTuple):

@@ -12,6 +12,7 @@ from .. import signals
 from ..backends.base import BaseLockBackend
 from ..backends.exchange import ExchangeBackend
 from ..exceptions import InvalidLockBackend
+from ..journal import NOT_RENEWED
 from ..options import Terms
 from ..types import Grant, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock
@@ -66,7 +67,7 @@ class Succession:
         """Ask once. Nobody renews what is granted. Raises LockBackendError; nothing is left behind then."""
         with self._taken_back(request):
             answer = self.backend.acquire(request, queue=False)
-        self._note(request, answer)
+        self._note(request, answer, NOT_RENEWED)
         return answer
 
     def begin(self, old: LockRequest, request: LockRequest) -> SucceedingLease | LockInfo:
@@ -102,7 +103,7 @@ class Succession:
         except BaseException:
             self.service.renewer.release_in_background(lease._request)
             raise
-        self._note(request, answer)
+        self._note(request, answer, NOT_RENEWED)
         return answer
 
     def release_in_background(self, request: LockRequest, *, longest_ttl: float = 0.0) -> None:
@@ -125,6 +126,6 @@ class Succession:
             renewer.release_in_background(request)
             raise
 
-    def _note(self, request: LockRequest, answer: Grant | LockInfo) -> None:
+    def _note(self, request: LockRequest, answer: Grant | LockInfo, text: str = "") -> None:
         if isinstance(answer, Grant) and (journal := self.service.journal):
-            journal.note(journal.GRANTED, request, clock(), answer.fence)
+            journal.note(journal.GRANTED, request, clock(), answer.fence, text)

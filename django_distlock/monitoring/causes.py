@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from django.utils import timezone
 
-from ..journal import BEGINS, ENDS, RESPONSE, TRANSACTION, Event, JournalEntry
+from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, RESPONSE, TRANSACTION, Event, JournalEntry
 from ..types import Holder
 from .inventory import format_duration
 from .situation import HeldLease, Situation, Waiting, execution, process
@@ -214,14 +214,18 @@ def _since(situation: Situation, since: float, event: Event) -> list[JournalEntr
 
 
 def _told(situation: Situation) -> Iterator[JournalEntry]:
-    """What the journal tells of the time around the moment, of all locks."""
+    """What the journal tells of the time around the moment, of all locks.
+
+    But not of the last second: what one process did then may be there, and what another one did before not yet.
+    """
+    last = min(situation.at + AFTER, situation.told_until)
     for entry in situation.entries or ():
-        if situation.at - BEFORE <= entry.at <= situation.at + AFTER:
+        if situation.at - BEFORE <= entry.at <= last:
             yield entry
 
 
 def _ran_out(situation: Situation) -> Iterator[Cause]:
-    """Leases of this lock after which others were granted, although nothing tells of an end before."""
+    """Leases of this lock that were renewed, and after which others were granted though nothing tells of an end."""
     held = {lease.lease for lease in situation.held}
     standing: dict[str, JournalEntry] = {}
     for entry in _told(situation):
@@ -232,8 +236,9 @@ def _ran_out(situation: Situation) -> Iterator[Cause]:
                 for lease in standing.keys() - {entry.lease, *held}:
                     yield from _without_an_end(situation, standing[lease], entry)
                 standing.clear()
-            standing[entry.lease] = entry
-        elif entry.event in ENDS or entry.event is Event.DETACHED:
+            if entry.text != NOT_RENEWED:
+                standing[entry.lease] = entry
+        elif entry.event in ENDS | RENEWED_NO_MORE:
             standing.pop(entry.lease, None)
 
 
@@ -258,10 +263,11 @@ def _without_an_end(situation: Situation, grant: JournalEntry, following: Journa
 
 
 def _lost_data(situation: Situation) -> Iterator[Cause]:
-    told = list(_told(situation))
-    forced = {entry.lease for entry in told if entry.event is Event.FREED}
+    forced = {entry.lease for entry in situation.entries or () if entry.event is Event.FREED}
     lost = [
-        one for one in told if one.event is Event.LOST and one.text.startswith(FORGOTTEN) and one.lease not in forced
+        entry
+        for entry in _told(situation)
+        if entry.event is Event.LOST and entry.text.startswith(FORGOTTEN) and entry.lease not in forced
     ]
     own = [entry for entry in lost if entry.name == situation.name]
     if not own:

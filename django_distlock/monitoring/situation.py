@@ -12,13 +12,13 @@ from typing import NamedTuple
 from ..backends.base import STEP, BaseLockBackend, JournalBackend, entries_in
 from ..core.registry import locks
 from ..exceptions import LockBackendError
-from ..journal import BEGINS, ENDS, NOT_RENEWED, Event, JournalEntry, QueuedWaiter
+from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, Event, JournalEntry, QueuedWaiter
 from ..types import Holder, LockInfo, digest
 from ..utils.clock import wall_clock
 
 MOST_QUEUES = 5000  # that are looked at to find out what a holder waits for
 OF_WAITS = frozenset({Event.WAITS, Event.GRANTED, Event.TIMED_OUT, Event.WAIT_ENDED})  # what tells that one waits
-UNTOLD = 1.0  # seconds after its deadline for which a waiter of which nothing is told yet is taken to wait
+UNTOLD = 1.0  # seconds for which what a process has noted may not be in the journal yet
 
 Execution = tuple[str, int, str]  # host, process, and the name of a thread or task
 
@@ -95,6 +95,11 @@ class Situation:
     def is_holder_known(self) -> bool:
         """Whether it is known who has the lock, or that nobody has: by the store, or by the journal of that time."""
         return self.name in self.leases or any(entry.event in BEGINS | ENDS for entry in self.history)
+
+    @property
+    def told_until(self) -> float:
+        """Seconds of Unix time. What happened later, the processes may not have written yet, each at its own time."""
+        return max(self.at, self.entries[-1].at if self.entries else 0.0) - UNTOLD
 
     @property
     def waiting(self) -> Sequence[Waiting] | None:
@@ -223,7 +228,7 @@ def _leases_in(entries: Iterable[JournalEntry]) -> dict[str, list[HeldLease]]:
             del leases[entry.lease]
         elif known and entry.event is Event.KEPT:
             leases[entry.lease] = known._replace(kept=entry.text, kept_since=entry.at)
-        elif known and entry.event in (Event.DETACHED, Event.BOUND_REACHED):
+        elif known and entry.event in RENEWED_NO_MORE:
             leases[entry.lease] = _not_renewed(known, entry)
     return {name: [*leases.values()] for name, leases in standing.items() if leases}
 

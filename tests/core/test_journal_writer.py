@@ -27,9 +27,12 @@ from django_distlock import (
 )
 from django_distlock.backends.base import entries_in
 from django_distlock.core import journal_writer
+from django_distlock.core.succession import Succession
 from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event
+from django_distlock.monitoring.causes import causes
+from django_distlock.monitoring.situation import from_journal
 from django_distlock.testing import lose, store_down
-from django_distlock.types import digest
+from django_distlock.types import Holder, LockRequest, digest
 from tests.support.leases import hold_elsewhere
 from tests.support.programs import heard, in_a_fork
 from tests.support.stores import LOCMEM
@@ -211,6 +214,21 @@ class TestEvents:
             NOT_RENEWED,
             "",
         ]
+
+    def test_a_lease_that_waits_in_a_message_is_not_renewed(self, backend):
+        succession = Succession("default")
+        asked, works, repeats = (LockRequest("a", 30.0, Holder.here(label)) for label in ("asked", "works", "repeats"))
+        succession.claim(asked)
+        lease = succession.begin(asked, works)
+        succession.requeue(lease, repeats)
+        told = [(entry.holder.label, entry.event, entry.text) for entry in entries(backend, 4)]
+        assert told == [
+            ("asked", "granted", NOT_RENEWED),
+            ("works", "granted", ""),
+            ("works", "detached", ""),
+            ("repeats", "granted", NOT_RENEWED),
+        ]
+        assert causes(from_journal(entries(backend, 4), "a", "default", time.time() + 20, None)) == []
 
     def test_a_lease_that_reaches_its_bound(self, backend):
         with lock("order:42", ttl=0.6, max_hold=0.5, on_lost="log") as lease:

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event, JournalEntry
 from django_distlock.monitoring import explain
-from django_distlock.monitoring.causes import causes
+from django_distlock.monitoring.causes import FORGOTTEN, causes
 from django_distlock.monitoring.situation import HeldLease, Situation, Waiting, from_journal
 from django_distlock.types import Holder
 from tests.monitoring.incidents import HERE, read
@@ -247,6 +247,27 @@ class TestPast:
         assert self.kinds(
             entry(Event.GRANTED, 9, ONE), entry(Event.GRANTED, 5, OTHER), entry(Event.GRANTED, 4, ONE, "b")
         ) == []  # fmt: skip
+
+    def test_what_was_noted_just_now_may_be_there_in_part(self):
+        """Each process writes what it has noted at a time of its own."""
+        told = [entry(Event.GRANTED, 9, ONE), entry(Event.GRANTED, 0.5, OTHER)]
+        assert self.kinds(*told) == []
+        assert kinds(from_journal(told, "a", "default", NOW + 1, None)) == ["lease ran out"]
+        lost = [entry(Event.GRANTED, 9, ONE), entry(Event.LOST, 0.5, ONE, text=FORGOTTEN)]
+        assert self.kinds(*lost) == []
+        assert kinds(from_journal(lost, "a", "default", NOW + 1, None)) == ["store lost data"]
+
+    def test_of_the_past_more_is_told(self):
+        told = [entry(Event.GRANTED, 9, ONE), entry(Event.GRANTED, 5.5, OTHER), entry(Event.GRANTED, 1, OTHER, "b")]
+        assert kinds(from_journal(told, "a", "default", NOW - 5, None)) == ["lease ran out"]
+
+    @pytest.mark.parametrize("event", [Event.BOUND_REACHED, Event.DETACHED])
+    def test_a_lease_that_is_renewed_no_more_is_to_run_out(self, event):
+        told = entry(Event.GRANTED, 9, ONE), entry(event, 8, ONE), entry(Event.GRANTED, 5, OTHER)
+        assert self.kinds(*told) == []
+
+    def test_a_lease_that_is_never_renewed_is_to_run_out(self):
+        assert self.kinds(entry(Event.GRANTED, 9, ONE, text=NOT_RENEWED), entry(Event.GRANTED, 5, OTHER)) == []
 
     def test_a_lease_that_another_process_goes_on_with(self):
         told = [
