@@ -190,7 +190,9 @@ def _copy_of(situation: Situation, lease: HeldLease) -> Holder | None:
 
 
 def _long_hold(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
-    held, gave_up = situation.at - lease.since, _since(situation, lease.since, Event.TIMED_OUT)
+    held = situation.at - lease.since
+    timed_out = _since(situation, lease.since, Event.TIMED_OUT)
+    gave_up = [entry for entry in timed_out if entry.at - (entry.seconds or 0.0) >= lease.since]  # all for this lease
     is_long = situation.long_held is not None and held > situation.long_held
     if not is_long and not gave_up:
         return

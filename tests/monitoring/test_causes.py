@@ -221,6 +221,11 @@ class TestLeases:
         told = [entry(Event.TIMED_OUT, 9, OTHER, seconds=10.0)]
         assert kinds(self.situation(held(ONE, ago=5.0), told)) == []
 
+    @pytest.mark.parametrize(("seconds", "expected"), [(1.0, ["long hold"]), (10.0, [])])
+    def test_who_waited_for_others_before_it_gives_up_for_a_long_queue(self, seconds, expected):
+        told = [entry(Event.TIMED_OUT, 3, OTHER, seconds=seconds)]
+        assert kinds(self.situation(held(ONE, ago=5.0), told)) == expected
+
     def test_a_copy_that_gave_up(self):
         holder, copy = somebody("one", message="m"), somebody("copy", pid=2, message="m")
         told = [entry(Event.TIMED_OUT, 1, copy, seconds=1.0)]
