@@ -239,7 +239,7 @@ class Acquisition:
         busy, slots = self.busy, self._terms.slots
         assert busy
         if lease := self._own_lease(busy):
-            raise said.reentry_error(self._lock_text, execution_kind(), slots, is_reentrant=lease._terms.reentrant)
+            raise said.reentry_error(self._lock_text, execution_kind(), slots, lease)
         raise said.not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else self._waited)
 
     def depends_on_transactions(self) -> bool:
@@ -406,8 +406,9 @@ class Acquisition:
         return next(filter(self._is_enterable, self._leases_beside(busy)), None)
 
     def _own_lease(self, busy: LockInfo) -> Lease | None:
-        """One that this very thread or task is inside of, if it is inside of so many that it would wait for itself."""
-        held = [lease for lease in self._leases_beside(busy) if lease._hold_count > 0 and self._is_own(lease)]
+        """One that ends after this very thread or task went on, if so many do that it would wait for itself."""
+        known, waits = self._leases_beside(busy), self._timeout != 0  # for its own transaction, which keeps one
+        held = [it for it in known if (it._hold_count > 0 and self._is_own(it)) or (waits and self._is_deferred(it))]
         return held[-1] if len(held) >= self._terms.slots else None
 
     def _leases_beside(self, busy: LockInfo) -> list[Lease]:

@@ -9,6 +9,7 @@ from typing import Literal
 from ..exceptions import LockBackendError, LockNotAcquired, LockReentry, LockTimeout
 from ..types import Crowded, LockInfo, LockRequest
 from ..utils import fork
+from .lease import Lease
 
 RUNS_WITHOUT = "%s runs without the lock %s: %s"
 WAITS_ON = "Lock %r is waited for on, though its store failed: %s"
@@ -21,14 +22,20 @@ WAITS_FOR_ITSELF = (  # an acquire() that is let wait, of the lock, by a thread 
 )
 
 
-def reentry_error(lock: str, execution: str, slots: int, *, is_reentrant: bool) -> LockReentry:
-    """For who would wait for itself. ``is_reentrant``: what it holds was acquired so."""
+def reentry_error(lock: str, execution: str, slots: int, lease: Lease) -> LockReentry:
+    """For who would wait for itself. ``lease``: one for whose end that would be."""
+    if not lease._hold_count:
+        return LockReentry(
+            f"The lock {lock} is kept by the open transaction of this very {execution}, which would wait for itself: it"
+            f" was granted with slots={lease.holder.slots}, and slots={slots} does not enter it again. Give the same"
+            " number to both; or ask for the lock outside of the transaction."
+        )
     if slots > 1:
         return LockReentry(
             f"All {slots} slots of the lock {lock} are held by this very {execution} already, which would wait for"
             " itself. Call what is to run inside without the lock."
         )
-    also = ", as to the one that is held" if is_reentrant else ""
+    also = ", as to the one that is held" if lease._terms.reentrant else ""
     return LockReentry(
         f"The lock {lock} is held by this very {execution} already, which would wait for itself. Call what is to run"
         f" inside without the lock; or give reentrant=True to the lock that is entered again{also}."

@@ -484,6 +484,39 @@ class TestTransactions:
             with pytest.raises(LockNotAcquired), lock("name", slots=slots, wait=0):
                 pass
 
+    def test_who_allows_fewer_does_not_wait_for_its_own_transaction(self):
+        kept = r"kept by the open transaction of this very thread.* slots=3, and slots=1 does not"
+
+        async def enter():
+            async with lock("name", wait=PATIENCE):
+                pytest.fail("the body ran")
+
+        with transaction.atomic():
+            with lock("name", slots=3):
+                pass
+            with pytest.raises(LockReentry, match=kept), lock("name", wait=PATIENCE):
+                pytest.fail("the body ran")
+            with pytest.raises(LockReentry, match=kept.replace("thread", "task")):
+                async_to_sync(enter)()
+            with pytest.raises(LockNotAcquired), lock("name", wait=0):
+                pytest.fail("the body ran")
+            assert not lock("name").acquire(timeout=0.1)
+            with lock("name", slots=2) as beside, pytest.raises(LockReentry, match="All 2 slots"):
+                assert beside.slot == 2
+                lock("name", slots=2, wait=PATIENCE).__enter__()
+        eventually(lambda: not taken())  # the places of those who were refused are given up in the background
+
+    @pytest.mark.parametrize(("mine", "other"), [(60, 30), (30, 60)])
+    def test_who_allows_fewer_does_not_wait_for_it_beside_others(self, mine, other):
+        with transaction.atomic():
+            with lock("name", slots=3, ttl=mine):
+                pass
+            with held_elsewhere("name", slots=3, ttl=other):
+                with pytest.raises(LockReentry), lock("name", wait=PATIENCE):
+                    pytest.fail("the body ran")
+                with pytest.raises(LockTimeout), lock("name", slots=2, wait=0.1):  # the other one may end
+                    pytest.fail("the body ran")
+
     @pytest.mark.parametrize(("mine", "other"), [(60, 30), (30, 60)])
     def test_what_it_keeps_is_entered_whichever_lease_is_shown(self, mine, other):
         with transaction.atomic():
