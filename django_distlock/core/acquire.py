@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,8 +18,9 @@ from ..utils.drive import Call, Steps
 from . import busy as said
 from . import transactions
 from .events import about_request
-from .holds import BY_WITH, Hold, Holds, had_by, remember, remembers
+from .holds import BY_WITH, Hold, Holds, had_by, remember
 from .lease import Lease
+from .own_leases import OwnLeases
 from .registry import Service, hint_at_local_memory
 from .ungranted import UngrantedLease
 
@@ -35,7 +35,7 @@ AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one 
 TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open transactions, also where nobody waits
 
 
-class Acquisition:
+class Acquisition(OwnLeases):
     """One request for a lock, from the first attempt to its lease or its failure.
 
     Whatever ends it, nothing of it stays in the store but what was granted. What cannot be taken back at once is left
@@ -47,7 +47,6 @@ class Acquisition:
 
     lease: Lease | None = None
     busy: LockInfo | None = None  # who has the lock, where it was not granted
-    around: transactions.Around | None = None  # None: those of this very thread are looked up
     grant: Grant | None = None  # the one that its lease is made of
     outage_pauses: tuple[float, float] | None = None  # the shortest and the longest, of one that outlasts an outage
     _deadline = inf
@@ -242,11 +241,6 @@ class Acquisition:
             raise said.reentry_error(self._lock_text, execution_kind(), slots, lease)
         raise said.not_acquired(self._lock_text, busy, slots, None if self._timeout == 0 else self._waited)
 
-    def depends_on_transactions(self) -> bool:
-        """Ask what is open around the task. Whether the lock may depend on it."""
-        self.around = transactions.Around()
-        return self._terms.in_atomic == "refuse" or any(lease._retainers for lease in self._leases_here())
-
     async def wait_for_transactions(self) -> None:
         """Until it is known what is open: for as long as it waits, and for TRANSACTIONS_TIMEOUT at least."""
         assert self.around
@@ -360,11 +354,6 @@ class Acquisition:
         self._retry_pause = min(max(shortest, 2 * self._retry_pause), longest)
         return True
 
-    def _may_be_own(self) -> bool:
-        """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
-        here = () if self._terms.slots > 1 else self._leases_here()  # see ask()
-        return bool(here) and any(self._is_own(lease) or self._is_deferred(lease) for lease in here)
-
     def _is_over(self, busy: LockInfo) -> bool:
         """Whether there is no use in waiting."""
         if not self._leases_here():  # most often others alone have it
@@ -395,44 +384,7 @@ class Acquisition:
         left = self._has_place or bool(self.request.inbox) or self.request.in_doubt
         return left and not self.request.is_inherited
 
-    # Whose the lock is that is in the way
-
-    def _is_enterable(self, lease: Lease) -> bool:
-        """Whether it may be entered again: not one that was granted beside more others."""
-        is_open = self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease))
-        return is_open and lease.holder.slots <= self._terms.slots
-
-    def _enterable_beside(self, busy: LockInfo) -> Lease | None:
-        return next(filter(self._is_enterable, self._leases_beside(busy)), None)
-
-    def _own_lease(self, busy: LockInfo) -> Lease | None:
-        """One that ends after this very thread or task went on, if so many do that it would wait for itself."""
-        known, waits = self._leases_beside(busy), self._timeout != 0  # for its own transaction, which keeps one
-        held = [it for it in known if (it._hold_count > 0 and self._is_own(it)) or (waits and self._is_deferred(it))]
-        return held[-1] if len(held) >= self._terms.slots else None
-
-    def _leases_beside(self, busy: LockInfo) -> list[Lease]:
-        """Those of this process that may stand although the store shows ``busy``, which ends first."""
-        return [lease for lease in self._leases_here() if lease.token == busy.token or lease.slot != busy.slot]
-
-    def _leases_here(self) -> Sequence[Lease]:
-        return self._service.renewer.of_lock(self.request.key)
-
-    def _pending_lease(self) -> Lease | None:
-        """One in any slot that this transaction keeps: in a loop, each turn would take another one."""
-        return next(filter(self._is_enterable, self._leases_here()), None) if self._open_transactions() else None
-
-    def _is_own(self, lease: Lease) -> bool:
-        return lease.is_held and lease._belongs_to(self._execution) and remembers(lease)
-
-    def _is_deferred(self, lease: Lease) -> bool:
-        """Whether it was left already, and is held for a transaction that is open here."""
-        if lease._hold_count or not lease._retainers or not lease.is_held:
-            return False
-        return any(transaction in lease._retainers for transaction in self._open_transactions())
-
-    def _open_transactions(self) -> Sequence[transactions.Transaction]:
-        return transactions.open_here() if self.around is None else self.around.known()
+    # What is told of it
 
     def _note(self, event: Event, text: str = "") -> None:
         if journal := self._service.journal:

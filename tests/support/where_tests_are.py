@@ -49,6 +49,7 @@ THROUGH_OTHERS = [
     ("core.cleaning", "core/test_renewal", "its thread is beside that of the renewer"),
     ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
     ("core.dropped", "core/test_lock", "handles go away"),
+    ("core.own_leases", "core/test_lock_slots", "which of several leases is entered again"),
     ("core.detached", "core/test_adoption", "a text is written to be adopted"),
     ("decorators.key", "decorators/test_decorators", "names are seen by what is locked"),
     ("decorators.task_context", "celery/test_tasks_rules", "tasks are Celery's and Django's"),

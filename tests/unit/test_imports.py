@@ -16,8 +16,8 @@ PACKAGE = {
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
         "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "group",
-        "holds", "journal_writer", "labels", "leader", "lease", "local_queue", "lock", "registry", "renewal",
-        "transactions", "ungranted",
+        "holds", "journal_writer", "labels", "leader", "lease", "local_queue", "lock", "own_leases", "registry",
+        "renewal", "transactions", "ungranted",
     ],
     "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
