@@ -814,7 +814,7 @@ class TestBadInput:
             ("lock_timeout", "has no option 'lock_timeout': ttl=30 is"),
             ("on_busy", "has no option 'on_busy': it is one of @distributed_lock"),
             ("alias", "has no option 'alias': using="),
-            ("tll", "has no option 'tll': The options are ttl, wait, renew"),
+            ("tll", "has no option 'tll': The options are ttl, wait, max_waiters, renew"),
         ],
     )
     def test_unknown_options_are_told_with_advice(self, option, message):
