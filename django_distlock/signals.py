@@ -14,6 +14,9 @@ where a unique task of Celery is not queued again.
 ``lock_held_long`` carries ``lease`` and ``held``.
 ``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it). Its
 ``template`` is the name where another process held the lock: that process alone knows which values filled it.
+
+``beat_run_sent`` is of a run of beat, in the process of the beat that sent it. It carries ``using``, ``entry``,
+``scheduled_at`` (a datetime: when the run was due) and ``lateness`` (seconds from then until it was sent).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ lock_released = Signal()
 lock_lost = Signal()
 lock_held_long = Signal()
 lock_forced = Signal()
+beat_run_sent = Signal()
 
 
 def send_signal(signal: Signal, sender: type, **about: object) -> None:

@@ -14,8 +14,10 @@ from celery.schedules import schedstate  # type: ignore[import-untyped]
 from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
+from ..core.registry import locks
 from ..exceptions import LockBackendError, RunRefused
 from ..runs import LastRun, UnsentRun
+from ..signals import beat_run_sent, send_signal
 from ..utils.clock import clock
 from ..utils.events import about_event
 from .broker import Broker
@@ -76,7 +78,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 "Beats of other processes are not kept from sending the same runs: %s names the alias %r, whose locks"
                 " are in the memory of one process.",
                 BEAT_SETTING, self._schedule_store.using,
-                extra=about_event("beat-alone", alias=self._schedule_store.using),
+                extra=self._about("beat-alone"),
             )  # fmt: skip
         super().setup_schedule()
 
@@ -138,12 +140,12 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
     def _send_again(self, entry: ScheduleEntry, run: UnsentRun) -> None:
         """Unless another beat does."""
-        if self._schedule_store.take_over(entry.name, run):
+        if self._schedule_store.take_over(entry.name, run) and not self._drop_if_late(entry):
             logger.warning(
                 "The run of %r that was due at %s was claimed, and not marked as sent for %g s. It is sent now, perhaps"
                 " for the second time.",
-                entry.name, datetime.fromtimestamp(run.scheduled_at, UTC), self._schedule_store.resend_after,
-                extra=about_event("run-sent-again", alias=self._schedule_store.using, entry=entry.name),
+                entry.name, _utc(run.scheduled_at), self._schedule_store.resend_after,
+                extra=self._about("run-sent-again", entry=entry.name),
             )  # fmt: skip
             self.apply_entry(entry, producer=self.producer)
 
@@ -153,7 +155,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """At the start, and whenever entries came, went or changed: read first when they ran."""
-        if not self._has_synced and self._schedule_store.at_least_once:
+        if not self._has_synced:
             self._check_names()
         entries: list[ScheduleEntry] = list(self.schedule.values())
         before = set(self._schedule_store.known)
@@ -167,18 +169,20 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if (name := event.entry.name) not in runs:
                 now = _seconds(event.entry.default_now())
                 with suppress(RunRefused):
-                    due = next_time(now, event.time - now + EARLY)
+                    # When an entry that is overdue was due is not known here.
+                    due = next_time(now, event.time - now + EARLY) if event.time > now else None
                     self._schedule_store.publish(name, LastRun(_seconds(event.entry.last_run_at), next_at=due))
         self._has_synced = True
         self._filled_at = clock()  # which takes long where there are many
 
     def _check_names(self) -> None:
-        if unknown := sorted(self._schedule_store.at_least_once.difference(self.names_of_entries())):
-            logger.warning(
-                "%s['AT_LEAST_ONCE'] names %s, which the schedule of this beat does not have. Correct it, or add it.",
-                BEAT_SETTING, ", ".join(map(repr, unknown)),
-                extra=about_event("beat-unknown-entry", alias=self._schedule_store.using),
-            )  # fmt: skip
+        for key, named in self._schedule_store.named.items():
+            if named and (unknown := sorted(named.difference(self.names_of_entries()))):
+                logger.warning(
+                    "%s[%r] names %s, which the schedule of this beat does not have. Correct it, or add it.",
+                    BEAT_SETTING, key, ", ".join(map(repr, unknown)),
+                    extra=self._about("beat-unknown-entry"),
+                )  # fmt: skip
 
     def _join_fleet(self, entry: ScheduleEntry, run: LastRun, is_new: bool) -> bool:
         """Go on from the last run of the fleet, and not from the start of this beat; False if the store lost it."""
@@ -232,6 +236,11 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 self._store_failed(error)
                 return schedstate(False, RETRY)  # type: ignore[no-any-return]
             self._store_answered()
+            if current is None and self._drop_if_late(entry):
+                run = self._schedule_store.known[entry.name]
+                _set_last_run(entry, run.ran_at, entry.total_run_count + _is_one_off(entry))
+                # A one-off that has run disables itself when it is asked again.
+                return super().is_due(entry) if _is_one_off(entry) else schedstate(False, wait)  # type: ignore[no-any-return]
             if current is None:
                 # A one-off is asked again at once, and disables itself then.
                 return schedstate(True, 0) if _is_one_off(entry) else state  # type: ignore[no-any-return]
@@ -241,6 +250,20 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if current.host and _is_one_off(entry):
                 # Two beats that save one row would overwrite each other's count.
                 return schedstate(False, RETIREMENT)  # type: ignore[no-any-return]
+
+    def _drop_if_late(self, entry: ScheduleEntry) -> bool:
+        """Whether the run that this beat has claimed is too late to be sent; then nobody sends it."""
+        run = self._schedule_store.claimed[entry.name]
+        lateness = _seconds(entry.default_now()) - run.scheduled_at
+        if not self._schedule_store.is_too_late(entry.name, lateness):
+            return False
+        del self._schedule_store.claimed[entry.name]
+        self._mark_sent(entry.name, run)
+        logger.warning(
+            "The run of %r that was due at %s is skipped: it is %.1f s late.", entry.name, _utc(run.scheduled_at),
+            lateness, extra=self._about("run-skipped", entry=entry.name, lateness=lateness),
+        )  # fmt: skip
+        return True
 
     def _scheduled_at(self, entry: ScheduleEntry, seen: float, now: float) -> float:
         """When the run that is due now was due: as its schedule says, or the beat that claimed the run before.
@@ -271,7 +294,20 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 self._mark_sent(entry.name, run)
             raise
         self._mark_sent(entry.name, run)
+        self._report_sent(entry, run)
         return result
+
+    def _report_sent(self, entry: ScheduleEntry, run: UnsentRun) -> None:
+        lateness = max(0.0, _seconds(entry.default_now()) - run.scheduled_at)
+        logger.info(
+            "The run of %r that was due at %s was sent %.3f s late.", entry.name, _utc(run.scheduled_at), lateness,
+            extra=self._about("run-sent", entry=entry.name, lateness=lateness),
+        )  # fmt: skip
+        about = {"entry": entry.name, "scheduled_at": _utc(run.scheduled_at), "lateness": lateness}
+        send_signal(beat_run_sent, type(locks[self._schedule_store.using]), using=self._schedule_store.using, **about)
+
+    def _about(self, event: str, **about: object) -> dict[str, Any]:
+        return about_event(event, alias=self._schedule_store.using, **about)
 
     def _mark_sent(self, name: str, run: UnsentRun) -> None:
         try:
@@ -298,23 +334,21 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             logger.warning(
                 "A run of beat on %s is stamped %.1f s in the future: the clock there is ahead, or the one of this host"
                 " is behind. Runs come early or late by that, set the clocks by NTP.",
-                run.host or "another host", ahead, extra=about_event("clock-differs", alias=self._schedule_store.using),
+                run.host or "another host", ahead, extra=self._about("clock-differs"),
             )  # fmt: skip
 
     def _store_failed(self, error: LockBackendError) -> None:
         if not self._is_store_down:
             logger.warning(
                 "No run is sent until the store answers again, asked every %g s: %s", RETRY, error,
-                extra=about_event("beat-store-down", alias=self._schedule_store.using),
+                extra=self._about("beat-store-down"),
             )  # fmt: skip
         self._is_store_down = True
 
     def _store_answered(self) -> None:
         if self._is_store_down:
             using = self._schedule_store.using
-            logger.warning(
-                "The store of lock backend %r answers again.", using, extra=about_event("beat-store-up", alias=using)
-            )
+            logger.warning("The store of lock backend %r answers again.", using, extra=self._about("beat-store-up"))
         self._is_store_down = False
 
     @property
@@ -335,6 +369,10 @@ class MemoryScheduler(SharedRuns):
 def _seconds(when: datetime) -> float:
     """Naive times are in UTC, as they are for Celery."""
     return float(maybe_make_aware(when).timestamp())
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _set_last_run(entry: ScheduleEntry, at: float, count: int) -> None:

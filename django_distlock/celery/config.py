@@ -16,7 +16,9 @@ from ..runs import DAY
 from ..utils.text import quoted
 
 BEAT_SETTING = "DISTRIBUTED_LOCKS_BEAT"
-BEAT_KEYS = ("ALIAS", "PREFIX", "AT_LEAST_ONCE", "RESEND_AFTER")
+LATEST_RESEND = 2.0  # times RESEND_AFTER, by when a run was sent again if any beat is there: looks are a third apart
+BEAT_KEYS = ("ALIAS", "PREFIX", "AT_LEAST_ONCE", "RESEND_AFTER", "SKIP_LATER_THAN")
+LATENESS = Seconds("by which a run of the entry may be late; a later one is skipped.", above=0.0)
 RESEND_AFTER = Seconds(
     "after which a run that was claimed, and is not marked as sent, is sent by another beat; at least 1.", least=1.0
 )
@@ -29,13 +31,14 @@ class BeatSettings(NamedTuple):
     """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app.
 
     ``at_least_once``: the entries whose runs are sent again if no beat has marked them as sent for ``resend_after``
-    seconds.
+    seconds. ``skip_later_than``: by entry, the seconds by which a run may be late and is still sent.
     """
 
     alias: str
     prefix: str | None
     at_least_once: frozenset[str]
     resend_after: float
+    skip_later_than: Mapping[str, float]
 
     @classmethod
     def read(cls) -> Self:
@@ -51,12 +54,17 @@ class BeatSettings(NamedTuple):
                 f"{BEAT_SETTING}: 'ALIAS' is {quoted(alias)}, 'PREFIX' is {quoted(prefix)}. The one is an alias"
                 " of DISTRIBUTED_LOCKS, the other what the names of this app's entries begin with; both are texts."
             )
-        try:
-            resend_after = RESEND_AFTER(f"{BEAT_SETTING}['RESEND_AFTER']", given.get("RESEND_AFTER", 30.0))
-        except ValueError as error:
-            raise ImproperlyConfigured(str(error)) from None
-        assert resend_after is not None
-        return cls(alias, prefix, _names("AT_LEAST_ONCE", given.get("AT_LEAST_ONCE", ())), resend_after)
+        at_least_once = _names("AT_LEAST_ONCE", given.get("AT_LEAST_ONCE", ()))
+        resend_after = _seconds(RESEND_AFTER, "['RESEND_AFTER']", given.get("RESEND_AFTER", 30.0))
+        skip_later_than = _lengths("SKIP_LATER_THAN", given.get("SKIP_LATER_THAN", {}))
+        for name in sorted(at_least_once & skip_later_than.keys()):
+            if skip_later_than[name] <= LATEST_RESEND * resend_after:
+                raise ImproperlyConfigured(
+                    f"{BEAT_SETTING} names {name!r} in 'AT_LEAST_ONCE' and skips its runs when they are"
+                    f" {skip_later_than[name]:g} s late, before another beat would send them. Let 'SKIP_LATER_THAN' be"
+                    f" more than {LATEST_RESEND:g} times 'RESEND_AFTER', which is {resend_after:g} s."
+                )
+        return cls(alias, prefix, at_least_once, resend_after, skip_later_than)
 
     def backend(self) -> RunsBackend:
         """Raises ImproperlyConfigured if the alias does not exist or cannot keep runs; no I/O."""
@@ -74,6 +82,22 @@ def _names(key: str, given: object) -> frozenset[str]:
     if isinstance(given, list | tuple | set | frozenset) and all(isinstance(name, str) for name in given):
         return frozenset(given)
     raise ImproperlyConfigured(f"{BEAT_SETTING}[{key!r}] is {quoted(given)}. It is a list of the names of entries.")
+
+
+def _lengths(key: str, given: object) -> Mapping[str, float]:
+    """Raises ImproperlyConfigured for what is no dict of lengths of time."""
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return {name: _seconds(LATENESS, f"[{key!r}][{name!r}]", length) for name, length in given.items()}
+    raise ImproperlyConfigured(
+        f"{BEAT_SETTING}[{key!r}] is {quoted(given)}. It is a dict of the names of entries and of seconds."
+    )
+
+
+def _seconds(check: Seconds, where: str, given: object) -> float:
+    try:
+        return float(check(f"{BEAT_SETTING}{where}", given) or 0.0)
+    except ValueError as error:
+        raise ImproperlyConfigured(str(error)) from None
 
 
 def is_beat_used() -> bool:

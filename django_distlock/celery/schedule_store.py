@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 
 from ..backends.base import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
@@ -99,6 +100,15 @@ class ScheduleStore:
     def at_least_once(self) -> frozenset[str]:
         """The names of the entries whose runs are marked when they are sent."""
         return self._settings.at_least_once
+
+    @property
+    def named(self) -> Mapping[str, frozenset[str]]:
+        """The names of entries in the settings, by key."""
+        return {"AT_LEAST_ONCE": self.at_least_once, "SKIP_LATER_THAN": frozenset(self._settings.skip_later_than)}
+
+    def is_too_late(self, entry: str, lateness: float) -> bool:
+        """Whether a run of the entry is skipped when it is so many seconds late."""
+        return lateness > self._settings.skip_later_than.get(str(entry), inf)
 
     @property
     def resend_after(self) -> float:

@@ -417,6 +417,20 @@ def test_a_row_that_is_sent_at_least_once_is_read_also_hours_before_it_is_due(wo
     assert not [record for record in caplog.records if "AT_LEAST_ONCE" in record.message]
 
 
+def test_a_one_off_that_is_too_late_is_disabled_and_not_sent(world, settings):
+    settings.DISTRIBUTED_LOCKS_BEAT = {"SKIP_LATER_THAN": {"once": 60}}
+    row("once", one_off=True, clocked=START + timedelta(seconds=100))
+    row("other", one_off=True, clocked=START + timedelta(seconds=100))
+    fleet = world()
+    fleet.now = START + timedelta(seconds=400)
+    fleet.start()
+    fleet.start()
+    fleet.run_for(60)
+    assert len(fleet.times("other")) == 1
+    assert fleet.times("once") == []
+    assert not models.PeriodicTask.objects.filter(name__in=["once", "other"], enabled=True)
+
+
 def kill_the_sender_of(entry):
     killed = []
 

@@ -12,7 +12,7 @@ if celery.VERSION[:2] < (5, 7):
 
 from celery.schedules import crontab
 
-from django_distlock import LockBackendError
+from django_distlock import LockBackendError, signals
 from django_distlock.backends import locmem
 from django_distlock.celery import beat, broker
 from tests.support.beats import Killed, World, gaps, task
@@ -25,7 +25,11 @@ LATEST = RESEND_AFTER * 4 / 3 + 2  # seconds from a claim to the second attempt,
 
 @pytest.fixture(autouse=True)
 def setting(settings):
-    settings.DISTRIBUTED_LOCKS_BEAT = {"AT_LEAST_ONCE": ["rare", "often", "hourly"], "RESEND_AFTER": RESEND_AFTER}
+    settings.DISTRIBUTED_LOCKS_BEAT = {
+        "AT_LEAST_ONCE": ["rare", "often", "checked"],
+        "RESEND_AFTER": RESEND_AFTER,
+        "SKIP_LATER_THAN": {"punctual": 60, "checked": timedelta(minutes=10)},
+    }
 
 
 @pytest.fixture
@@ -326,8 +330,10 @@ def test_a_message_that_no_beat_can_send_is_lost_and_keeps_no_other_from_being_s
 def test_names_that_no_entry_has_are_told(fleets, caplog):
     fleet = fleets(beats=1, rare=600.0)
     run_for(fleet, 5)
-    [said] = [record.message for record in caplog.records if "AT_LEAST_ONCE" in record.message]
-    assert "names 'hourly', 'often', which the schedule of this beat does not have" in said
+    said = [record.message for record in caplog.records if "the schedule of this beat does not have" in record.message]
+    assert len(said) == 2
+    assert "['AT_LEAST_ONCE'] names 'checked', 'often', which" in said[0]
+    assert "['SKIP_LATER_THAN'] names 'checked', 'punctual', which" in said[1]
 
 
 def test_of_very_many_runs_that_cannot_be_sent_the_oldest_is_given_up(fleets, caplog, monkeypatch):
@@ -347,3 +353,63 @@ def test_of_very_many_runs_that_cannot_be_sent_the_oldest_is_given_up(fleets, ca
     resent = sum("perhaps for the second time" in record.message for record in caplog.records)
     assert given_up >= killed - 3
     assert given_up + resent == killed
+
+
+def events(caplog):
+    return [record.distlock for record in caplog.records if hasattr(record, "distlock")]
+
+
+def skipped(caplog):
+    return [about["entry"] for about in events(caplog) if about["event"] == "run-skipped"]
+
+
+@pytest.mark.parametrize("late", [30, 90])
+def test_a_run_that_is_later_than_allowed_is_skipped_by_all_beats_once(late, fleets, caplog):
+    fleet = fleets(punctual=600.0, plain=600.0)
+    run_for(fleet, 590)
+    for one in list(fleet.wakes):
+        fleet.kill(one)
+    fleet.now = START + timedelta(seconds=600 + late)
+    for _ in range(3):
+        fleet.start(MemoryBeat)
+    run_for(fleet, 700)
+    following = 600 + late + 600
+    assert due(fleet, "plain") == [600, following]
+    assert due(fleet, "punctual") == ([600, following] if late < 60 else [following])
+    assert skipped(caplog) == ([] if late < 60 else ["punctual"])
+
+
+def test_a_run_that_no_beat_sent_is_not_sent_again_when_it_is_too_late(fleets, locmem_locks, caplog):
+    fleet = fleets(beats=1, checked=crontab(minute=0))
+    strike(fleet, "before_sending", "checked", kill)
+    fleet.run(START.replace(hour=13, minute=1))
+    fleet.now = START.replace(hour=13, minute=20)
+    fleet.start(MemoryBeat)
+    fleet.start(MemoryBeat)
+    run_for(fleet, LATEST)
+    assert fleet.sent == []
+    assert skipped(caplog) == ["checked"]
+    [(_, stamp)] = locmem_locks.runs()
+    assert stamp.unsent == ()
+
+
+def test_signal_and_log_tell_how_late_a_run_was_sent(fleets, caplog):
+    caplog.set_level("INFO")
+    told = []
+
+    def note(sender, **about):
+        told.append((about["entry"], about["using"], about["scheduled_at"], round(about["lateness"])))
+
+    fleet = fleets(rare=600.0)
+    strike(fleet, "before_sending", "rare", kill)
+    signals.beat_run_sent.connect(note)
+    run_for(fleet, 1210)
+    signals.beat_run_sent.disconnect(note)
+    late = (fleet.times("rare")[0] - fleet.runs("rare")[0]).total_seconds()
+    assert late >= RESEND_AFTER
+    assert [(entry, using, lateness) for entry, using, _, lateness in told] == [
+        ("rare", "default", round(late)), ("rare", "default", 0),
+    ]  # fmt: skip
+    assert [at for _, _, at, _ in told] == fleet.runs("rare")
+    logged = [about for about in events(caplog) if about["event"] == "run-sent"]
+    assert [(about["entry"], round(about["lateness"])) for about in logged] == [("rare", round(late)), ("rare", 0)]

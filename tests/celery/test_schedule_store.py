@@ -34,7 +34,7 @@ backend = backend_on("redis", "sqlite")
     ("setting", "message"),
     [
         ([], "it is a dict"),
-        ({"alias": "default"}, "unknown key 'alias'. Known: ALIAS, PREFIX, AT_LEAST_ONCE, RESEND_AFTER"),
+        ({"alias": "default"}, "unknown key 'alias'. Known: ALIAS, PREFIX, AT_LEAST_ONCE, RESEND_AFTER, "),
         ({"ALIAS": None}, "both are texts"),
         ({"PREFIX": 1}, "both are texts"),
         ({"ALIAS": "nope"}, "no alias 'nope'"),
@@ -43,6 +43,9 @@ backend = backend_on("redis", "sqlite")
         ({"RESEND_AFTER": 0}, r"\['RESEND_AFTER'\] is 0. It is the number of seconds after which a run .* at least 1"),
         ({"RESEND_AFTER": "30"}, "is '30'. It is the number of seconds"),
         ({"RESEND_AFTER": None}, "is None. It is the number of seconds"),
+        ({"SKIP_LATER_THAN": ["nightly"]}, "It is a dict of the names of entries and of seconds"),
+        ({"SKIP_LATER_THAN": {"nightly": 0}}, r"\['nightly'\] is 0. It is the number of seconds by which"),
+        ({"SKIP_LATER_THAN": {"a": 60}, "AT_LEAST_ONCE": ["a"]}, "names 'a' in 'AT_LEAST_ONCE' and skips .* 60 s late"),
     ],
 )
 def test_a_wrong_setting_is_named(setting, message, settings, locmem_locks):
