@@ -35,6 +35,7 @@ from .monitoring import explain
 from .monitoring.admin_filters import BackendFilter, HostFilter, PrefixFilter, inventory_of
 from .monitoring.admin_pages import ABOUT_BACKEND, LONGEST_FIRST, HeldLockList, InventoryAdmin
 from .monitoring.admin_querysets import BeatRuns, HeldLocks, prefix_of
+from .monitoring.admin_runs import RunActions
 from .monitoring.admin_texts import (
     as_list,
     as_table,
@@ -405,7 +406,7 @@ class HeldLockAdmin(InventoryAdmin):
 
 
 @admin.register(BeatRun)
-class BeatRunAdmin(InventoryAdmin):
+class BeatRunAdmin(RunActions):
     """Lists the entries that beats know: when each ran, by which host, and when it is expected again."""
 
     list_title = _("Beat runs")
@@ -414,7 +415,6 @@ class BeatRunAdmin(InventoryAdmin):
     list_filter = (BackendFilter,)
     search_fields = ("entry",)
     search_help_text = _("Searches the names of entries.")
-    actions = None
     fields = list_display
     readonly_fields = fields
 

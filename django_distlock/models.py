@@ -116,7 +116,7 @@ class BeatRun(models.Model):
 
     class Meta:
         managed = False
-        default_permissions = ("view",)
+        default_permissions = ("view", "operate")
         verbose_name = _("beat run")
         verbose_name_plural = _("beat runs")
         ordering: ClassVar[Any] = ("entry", "using")

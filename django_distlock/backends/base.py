@@ -319,6 +319,10 @@ class RunsBackend(ABC):
         """The stamp of each entry; None where there is none that can be read."""
 
     @abstractmethod
+    def forget_run(self, name: str) -> bool:
+        """Delete the stamp of an entry, also one that cannot be read; whether there was one."""
+
+    @abstractmethod
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         """All entries that have a stamp, each once, in no order. One that cannot be read is logged as an error."""
 

@@ -194,6 +194,12 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
             found = [self._run(name) for name in names]
         return [run.stamp if run else None for run in found]
 
+    def forget_run(self, name: str) -> bool:
+        with self._guard:
+            was_there = self._run(name) is not None
+            self._runs.pop(name, None)
+        return was_there
+
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         with self._guard:
             found = [(name, self._run(name)) for name in list(self._runs)]

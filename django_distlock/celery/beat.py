@@ -24,7 +24,7 @@ from .broker import Broker
 from .config import BEAT_SETTING
 from .deferred_signals import DeferredSignals
 from .schedule_store import ScheduleStore, next_time
-from .scheduled import HEADER, header_of
+from .scheduled import for_run
 
 if celery.VERSION[:2] < (5, 7):
     raise ImproperlyConfigured(
@@ -287,8 +287,8 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         if run is None:
             return super().apply_async(entry, producer=producer, advance=advance, **kwargs)
         try:
-            message = _with_header(entry, header_of(entry.name, run.scheduled_at))
-            result = super().apply_async(message, producer=producer, advance=advance, **kwargs)
+            sent = for_run(entry, run.scheduled_at)
+            result = super().apply_async(sent, producer=producer, advance=advance, **kwargs)
         except Exception as error:
             if not self._broker.failed(error):
                 self._mark_sent(entry.name, run)
@@ -382,14 +382,6 @@ def _set_last_run(entry: ScheduleEntry, at: float, count: int) -> None:
         when = when.replace(tzinfo=None)
     for record in filter(None, (entry, getattr(entry, "model", None))):
         record.last_run_at, record.total_run_count = when, count
-
-
-def _with_header(entry: ScheduleEntry, header: str) -> ScheduleEntry:
-    """A copy, because schedulers compare the options of entries, and keep them in files."""
-    copied = object.__new__(type(entry))
-    headers = {**(entry.options.get("headers") or {}), HEADER: header}
-    vars(copied).update(vars(entry), options={**entry.options, "headers": headers})
-    return copied
 
 
 def _counts_from_change(entry: ScheduleEntry) -> bool:

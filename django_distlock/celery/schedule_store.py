@@ -18,7 +18,7 @@ from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
 from ..runs import DAY, MICROSECOND, LastRun, UnsentRun
 from ..types import new_token
-from ..utils.clock import wall_clock
+from ..utils.clock import sleep, wall_clock
 from ..utils.events import about_event
 from .config import BeatSettings
 
@@ -26,6 +26,7 @@ MIN_TTL = 7 * DAY  # for which the store keeps a run after its entry is gone, or
 MAX_TTL = 10 * 366 * DAY
 NEVER = 1e8  # seconds; what django-celery-beat waits for rows that are done
 MOST_UNSENT = 100  # runs of an entry
+RESET_PAUSE = 0.2  # seconds
 CLOCK = ""  # stands for the clock of this host in ``_refused``, which has the names of entries
 
 logger = logging.getLogger("django_distlock")
@@ -36,7 +37,8 @@ class RunInfo:
     """An entry of beat's schedule as the store shows it now.
 
     ``entry``: its name, with the prefix of its app. ``last_run_at``: None if it has not run yet. ``host``: of the beat
-    that sent the last run. ``next_run_at``: as that beat expected; None if it is not known.
+    that sent the last run. ``next_run_at``: as that beat expected; None if it is not known. ``unsent``: when the runs
+    were due that may not be sent yet, of an entry in ``AT_LEAST_ONCE``.
     """
 
     entry: str
@@ -44,6 +46,7 @@ class RunInfo:
     last_run_at: datetime | None
     host: str
     next_run_at: datetime | None
+    unsent: tuple[datetime, ...] = ()
 
 
 def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
@@ -55,7 +58,30 @@ def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
     if isinstance(backend, RunsBackend):
         for entry, run in backend.runs():
             last, due = _moment(run.ran_at if run.host else None), _moment(run.next_at)
-            yield RunInfo(entry, using, last, run.host, due)
+            unsent = tuple(datetime.fromtimestamp(one.scheduled_at, UTC) for one in run.unsent)
+            yield RunInfo(entry, using, last, run.host, due, unsent)
+
+
+def reset_run(entry: str, using: str = DEFAULT_ALIAS) -> bool:
+    """Let an entry count from now on, as if it was new, and drop its unsent runs. False if the store has nothing of it.
+
+    ``entry``: its name with the prefix, as ``recorded_runs()`` tells. Beats that run take that over when the entry is
+    due the next time. What cannot be read is replaced. Raises LockBackendError; RunRefused if the clock here is ahead.
+    """
+    backend = locks[using]
+    if not isinstance(backend, RunsBackend):
+        return False
+    name = stored_name(entry)
+    while True:
+        [current] = backend.find_runs([name])
+        if current is None and not backend.forget_run(name):
+            return False
+        at = wall_clock() if current is None else max(wall_clock(), current.at + MICROSECOND)
+        fresh = LastRun(round(at, 6), token=new_token())
+        standing = backend.claim_run(name, current or fresh, fresh, MIN_TTL)
+        if standing is None or standing.token == fresh.token:
+            return True
+        sleep(RESET_PAUSE)  # a beat was faster, or the store has lost its data a moment ago
 
 
 def _moment(seconds: float | None) -> datetime | None:

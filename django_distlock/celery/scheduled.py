@@ -23,6 +23,17 @@ def header_of(entry: object, scheduled_at: float) -> str:
     return json.dumps([str(entry), scheduled_at])
 
 
+def for_run(entry: Any, scheduled_at: float) -> Any:
+    """A copy of an entry of beat, whose message tells that run.
+
+    A copy, because schedulers compare the options of entries, and keep them in files.
+    """
+    copied = object.__new__(type(entry))
+    headers = {**(entry.options.get("headers") or {}), HEADER: header_of(entry.name, scheduled_at)}
+    vars(copied).update(vars(entry), options={**entry.options, "headers": headers})
+    return copied
+
+
 def scheduled_run(request: Any) -> ScheduledRun | None:
     """The run of beat for which a task runs; None: the schedulers of this package did not send its message.
 

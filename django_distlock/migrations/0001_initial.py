@@ -57,7 +57,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "beat runs",
                 "ordering": ("entry", "using"),
                 "managed": False,
-                "default_permissions": ("view",),
+                "default_permissions": ("view", "operate"),
                 "base_manager_name": "nothing",
             },
         ),

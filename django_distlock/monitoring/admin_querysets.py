@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from math import inf, isinf
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
@@ -279,7 +279,8 @@ class BeatRuns(InventoryQuerySet[BeatRun, Key]):
 
     def _rows(self, keys: Sequence[Key]) -> list[BeatRun]:
         runs = self.inventory.runs()
-        found = [BeatRun(id=str(key), **_printable(asdict(runs[key]))) for key in keys]
+        own = [field.attname for field in BeatRun._meta.fields if field.attname != "id"]
+        found = [BeatRun(id=str(key), **_printable({name: getattr(runs[key], name) for name in own})) for key in keys]
         for row in found:
             row._state.adding = False  # noqa: SLF001 - of the documented Model API
         return found

@@ -146,6 +146,18 @@ class RunsContract:
         assert backend.find_runs([]) == []
         assert dict(backend.runs()) == last_runs
 
+    def test_a_stamp_that_is_forgotten_is_gone_and_its_entry_is_new(self, backend: Any, monkeypatch: Any) -> None:
+        stamp = LastRun(100.0, "a", 130.0, "1")
+        self.know(backend, "entry", stamp)
+        self.know(backend, "other", stamp)
+        assert backend.forget_run("entry") is True
+        assert backend.forget_run("entry") is False
+        assert backend.find_runs(["entry", "other"]) == [None, stamp]
+        monkeypatch.setattr(backend, "grace", 60)
+        seen = LastRun(50.0)
+        assert backend.claim_run("entry", seen, LastRun(60.0, token="2"), 60) == seen
+        assert backend.claim_run("entry", seen, LastRun(60.0, token="2"), 60) == seen
+
     def test_stamps_and_locks_know_nothing_of_each_other(self, backend: Any) -> None:
         stamp = LastRun(100.0)
         backend.claim_run("name", stamp, stamp, 60)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission
 from django.core.management import call_command
 from django.db import connection
 from django.urls import reverse
 
-from django_distlock import locks
-from django_distlock.celery.schedule_store import ScheduleStore
+from django_distlock import LockBackendError, locks
+from django_distlock.celery.schedule_store import ScheduleStore, recorded_runs
 from django_distlock.models import BeatRun
 from django_distlock.monitoring.inventory import Key
 from django_distlock.runs import LastRun
@@ -57,7 +58,7 @@ def test_the_list_shows_when_entries_ran_where_and_when_they_are_expected(operat
 
 
 @pytest.mark.parametrize(
-    ("order", "entries"), [("0", "abc"), ("-0", "cba"), ("1", "cba"), ("-1", "abc"), ("2", "bca"), ("3", "bac")]
+    ("order", "entries"), [("1", "abc"), ("-1", "cba"), ("2", "cba"), ("-2", "abc"), ("3", "bca"), ("4", "bac")]
 )
 def test_columns_sort(operator, backend, order, entries):
     ran("a", at=NOON, host="web-3", next_at=NOON + 60)
@@ -141,10 +142,10 @@ def test_one_page_asks_each_backend_once(operator, backend, monkeypatch):
     assert asked == ["runs"]
 
 
-def test_there_is_one_permission_and_it_allows_to_look(pages, backend):
+def test_the_permission_to_look_allows_no_more(pages, backend):
     ran("report")
     codes = Permission.objects.filter(content_type__model="beatrun").values_list("codename", flat=True)
-    assert list(codes) == ["view_beatrun"]
+    assert sorted(codes) == ["operate_beatrun", "view_beatrun"]
     viewer = login("view_beatrun")
     page = viewer.get(LIST)
     assert entries_in(page) == ["shop:report"]
@@ -193,3 +194,71 @@ def test_dumpdata_finds_nothing_and_no_table_is_made(backend, capsys):
     call_command("dumpdata", "distlock.beatrun", use_base_manager=True)
     assert capsys.readouterr().out.strip() == "[]"
     assert BeatRun._meta.db_table not in connection.introspection.table_names()
+
+
+def act(browser, action, *entries):
+    form = {"action": action, "_selected_action": [str(Key("default", entry)) for entry in entries]}
+    return browser.post(LIST, form, follow=True)
+
+
+def test_entries_are_reset(pages, backend, monkeypatch):
+    monkeypatch.setattr(backend, "grace", 0.02)
+    for entry in ("report", "a/b@c 100%", "other"):
+        ran(entry)
+    page = act(login("operate_beatrun"), "reset", "shop:report", "shop:a/b@c 100%")
+    assert sorted(said(page)) == [
+        "success: “shop:a/b@c 100%” counts from now on, as if it was new.",
+        "success: “shop:report” counts from now on, as if it was new.",
+    ]
+    known = {run.entry: run for run in recorded_runs("default")}
+    assert [entry for entry, run in known.items() if run.host] == ["shop:other"]
+    assert sorted(LogEntry.objects.values_list("object_repr", "change_message")) == [
+        ("shop:a/b@c 100%", "Reset."),
+        ("shop:report", "Reset."),
+    ]
+
+
+def test_entries_are_sent_now(pages, backend, monkeypatch):
+    pytest.importorskip("celery", reason="needs Celery")
+    from django_distlock.celery import run_now
+
+    def send(entry, by):
+        if entry == "shop:other":
+            raise run_now.NotSent("the broker is down")
+        sent.append((entry, by))
+        return "id-1"
+
+    sent = []
+    monkeypatch.setattr(run_now, "run_now", send)
+    ran("report")
+    ran("other")
+    before = dict(backend.runs())
+    page = act(login("operate_beatrun"), "run_now", "shop:report", "shop:other")
+    assert sorted(said(page)) == [
+        "error: the broker is down",
+        "success: “shop:report” was sent as task id-1. Its schedule does not move.",
+    ]
+    assert [(entry, by.endswith(" by the admin")) for entry, by in sent] == [("shop:report", True)]
+    assert dict(backend.runs()) == before
+    assert list(LogEntry.objects.values_list("change_message", flat=True)) == ["Sent as task id-1."]
+
+
+@pytest.mark.parametrize("action", ["run_now", "reset"])
+def test_who_may_only_look_does_nothing(action, pages, backend):
+    ran("report")
+    before = dict(backend.runs())
+    act(login("view_beatrun"), action, "shop:report")
+    assert dict(backend.runs()) == before
+    assert not LogEntry.objects.exists()
+
+
+def test_a_store_that_goes_down_is_told(operator, backend, monkeypatch):
+    ran("report")
+
+    def unreachable(*_):
+        raise LockBackendError("the store is down")
+
+    monkeypatch.setattr(backend, "find_runs", unreachable)
+    monkeypatch.setattr(backend, "claim_run", unreachable)
+    monkeypatch.setattr("django_distlock.monitoring.admin_runs.reset_run", unreachable)
+    assert "error: the store is down" in said(act(operator, "reset", "shop:report"))

@@ -38,6 +38,8 @@ THROUGH_OTHERS = [
     ("backends.common.selftest", "management/commands/test_locks", "locks check runs it"),
     ("backends.common.timing backends.dummy options", "core/test_registry", "what settings lead to"),
     ("celery.broker", "celery/test_beat_resending", "it shows in what a beat claims"),
+    ("celery.run_now", "management/commands/test_beat_runs", "the command sends it"),
+    ("monitoring.admin_runs", "monitoring/test_admin_beat", "actions of its page"),
     ("celery.config", "celery/test_schedule_store", "the setting is that of the runs"),
     ("celery.deferred_signals", "processes/test_fleet", "signals go to processes"),
     ("celery.messages", "celery/test_tasks_copies", "the copies of a message have its id"),

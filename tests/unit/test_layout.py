@@ -37,7 +37,9 @@ LAYERS = {
     "monitoring and tasks": [
         "monitoring",
         "celery.config",
+        "celery.run_now",
         "celery.schedule_store",
+        "celery.scheduled",
         "celery.messages",
         "celery.tasks",
     ],
@@ -181,8 +183,9 @@ def test_drivers_are_imported_by_their_backend_alone():
 
 def test_one_module_knows_http():
     """Beside the pages of the admin, which Django calls with requests."""
+    pages = {"admin", "monitoring.admin_pages", "monitoring.admin_runs"}
     knowing = {name for name in MODULES if any(imported.startswith("django.http") for imported in imports(name))}
-    assert knowing == {"admin", "contrib.health", "decorators.answers", "decorators.http", "monitoring.admin_pages"}
+    assert knowing == {*pages, "contrib.health", "decorators.answers", "decorators.http"}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

@@ -384,6 +384,9 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             found |= self._run(partial(self._beat_runs.find, names=batch))
         return [found.get(key) for key in keys]
 
+    def forget_run(self, name: str) -> bool:
+        return self._run(partial(self._beat_runs.forget, name=row_key(self.prefix, name)))
+
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         begin, last = row_key(self.prefix, ""), b""
         while found := self._run(partial(self._beat_runs.page, prefix=begin, after=last, limit=self.batch_size)):

@@ -129,6 +129,11 @@ class Runs:
                 cursor.execute(self._insert, [binary, *values])
             return bool(cursor.rowcount)
 
+    def forget(self, connection: Any, name: bytes) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {TABLE} WHERE name = %s", [connection.Database.Binary(name)])
+            return bool(cursor.rowcount)
+
     def find(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, LastRun]:
         """The stamps that can be read."""
         with connection.cursor() as cursor:

@@ -369,6 +369,9 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
         return self._beat_runs.find(names)
 
+    def forget_run(self, name: str) -> bool:
+        return self._beat_runs.forget(name)
+
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         return self._beat_runs.page(self._listed_names(self.shared_prefix, RUNS, ""))
 

@@ -206,6 +206,10 @@ class Operations:
     def find_runs(self, names: Sequence[str]) -> list[Command]:
         return [Command(pack("GET", key), key=key) for key in map(self._keys.run, names)]
 
+    def forget_run(self, name: str) -> Command:
+        stamp, is_new = self._keys.of_run(name)
+        return Command(pack("DEL", stamp, is_new), key=stamp)
+
     def waiters(self, locks: Sequence[str]) -> list[Command]:
         return [Command(pack("ZRANGE", key, 0, -1, "WITHSCORES"), key=key) for key in map(self._keys.queue, locks)]
 

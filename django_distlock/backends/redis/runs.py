@@ -32,6 +32,9 @@ class Runs:
     def find(self, names: Sequence[str]) -> list[LastRun | None]:
         return [run if isinstance(run, LastRun) else None for run in self._read(names)]
 
+    def forget(self, name: str) -> bool:
+        return bool(self._operations.only(self._send(self._operations.forget_run(name))))
+
     def page(self, names: Iterator[str]) -> Iterator[tuple[str, LastRun]]:
         """Those of these that can be read. Of others an error is logged."""
         while batch := list(islice(names, SCAN_STEP)):

@@ -217,6 +217,10 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
         keys = [lock_key(self.prefix, name) for name in names]
         return drive(self._run(lambda deadline: self._beat_runs.find(keys, deadline)), self._client)
 
+    def forget_run(self, name: str) -> bool:
+        key = lock_key(self.prefix, name)
+        return drive(self._run(lambda deadline: self._beat_runs.forget(key, deadline)), self._client)
+
     def runs(self) -> Iterator[tuple[str, LastRun]]:
         start = lock_key(self.prefix, "")
         keys = [key for key in drive(self._run(self._beat_runs.keys), self._client) if key.startswith(start)]

@@ -97,6 +97,10 @@ class Runs:
                 found.append(run.stamp if isinstance(run, FoundRun) and not run.is_over(server_time) else None)
         return found
 
+    def forget(self, key: str, deadline: float) -> Steps[bool]:
+        [answer] = (yield from self._ask([ask.delete(self._tree.run(key))], deadline)).values
+        return not isinstance(answer, NoNodeError)
+
     def keys(self, deadline: float) -> Steps[list[str]]:
         """Of all entries that have a node."""
         [nodes] = (yield from self._ask([ask.children(self._tree.runs)], deadline)).values

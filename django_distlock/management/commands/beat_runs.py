@@ -1,0 +1,129 @@
+"""``manage.py beat_runs``: when the entries of beat ran, and what operators do to them."""
+
+from __future__ import annotations
+
+from argparse import SUPPRESS
+from datetime import datetime
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+
+from ... import locks
+from ...celery.config import BeatSettings
+from ...celery.schedule_store import RunInfo, recorded_runs, reset_run
+from ...exceptions import LockBackendError
+from ...monitoring.formatting import json_text, table
+from ...utils.text import printable
+
+FAILED = 1  # there is no such entry, or its message could not be sent
+UNREACHABLE = 3  # the backend does not answer, or its settings are wrong
+
+
+class Command(BaseCommand):
+    help = "Shows when the entries of beat ran, sends one now, and lets one begin anew."
+    requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self._add_common(parser)
+        actions = parser.add_subparsers(dest="action", metavar="list|run-now|reset", title="actions")
+        listing = actions.add_parser(
+            "list", help="when each entry ran, and where it was sent (the default)", formatter_class=DjangoHelpFormatter
+        )
+        running = actions.add_parser(
+            "run-now", help="send the message of an entry once; its schedule does not move",
+            formatter_class=DjangoHelpFormatter,
+        )  # fmt: skip
+        resetting = actions.add_parser(
+            "reset", help="let an entry count from now on, as if it was new", formatter_class=DjangoHelpFormatter
+        )
+        for action in (running, resetting):
+            action.add_argument("name", help="of the entry, with or without the prefix of its app")
+        for action in (listing, running, resetting):
+            self._add_common(action)
+
+    @staticmethod
+    def _add_common(parser: Any) -> None:
+        # Without a default: that of an action would replace an option that was given before its name.
+        parser.add_argument(
+            "--using", default=SUPPRESS, metavar="ALIAS", help="default: that of DISTRIBUTED_LOCKS_BEAT"
+        )
+        parser.add_argument("--json", action="store_true", default=SUPPRESS, help="for programs")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            self.using = options.get("using") or BeatSettings.read().alias
+            if self.using not in locks:
+                raise CommandError(f"There is no backend {self.using!r}. Known: {', '.join(locks)}.", returncode=2)
+            self.as_json = options.get("json", False)
+            match options.get("action"):
+                case "run-now":
+                    self._run_now(options["name"])
+                case "reset":
+                    self._reset(options["name"])
+                case _:
+                    self._list()
+        except (ImproperlyConfigured, LockBackendError) as error:
+            raise CommandError(printable(str(error)), returncode=UNREACHABLE) from error
+
+    def _list(self) -> None:
+        runs = sorted(recorded_runs(self.using), key=lambda run: run.entry)
+        if self.as_json:
+            self.stdout.write(json_text([_as_json(run) for run in runs]))
+            return
+        if runs:
+            rows = [("ENTRY", "LAST RUN", "SENT BY", "NEXT EXPECTED", "NOT SENT YET"), *map(_row, runs)]
+            heading, *lines = table(rows)
+            self.stdout.write("\n".join([self.style.MIGRATE_HEADING(heading), *lines]))
+        self.stdout.write(f"{len(runs)} entries")
+
+    def _run_now(self, name: str) -> None:
+        try:
+            from ...celery.run_now import NotSent, run_now
+        except ImportError as error:
+            raise CommandError("Celery is not installed here.", returncode=FAILED) from error
+        try:
+            task_id = run_now(name, "manage.py beat_runs run-now")
+        except NotSent as error:
+            raise CommandError(printable(str(error)), returncode=FAILED) from error
+        if self.as_json:
+            self.stdout.write(json_text({"entry": name, "task_id": task_id}))
+        else:
+            self.stdout.write(f"{self.style.SUCCESS('sent')}  {printable(name)}  as task {task_id}")
+
+    def _reset(self, name: str) -> None:
+        entry = self._stored_name(name)
+        if not reset_run(entry, self.using):
+            raise CommandError(f"The backend {self.using!r} knows no entry {name!r}.", returncode=FAILED)
+        if self.as_json:
+            self.stdout.write(json_text({"entry": entry, "using": self.using, "outcome": "reset"}))
+        else:
+            self.stdout.write(f"{self.style.SUCCESS('reset')}  {printable(entry)}  counts from now on")
+
+    def _stored_name(self, name: str) -> str:
+        """With the prefix of its app, where there is such an entry; else as it was given: it may not be readable."""
+        known = {run.entry for run in recorded_runs(self.using)}
+        if name in known:
+            return name
+        prefix = BeatSettings.read().prefix
+        fitting = [f"{prefix}{name}"] if prefix is not None else sorted(e for e in known if e.endswith(f":{name}"))
+        fitting = [entry for entry in fitting if entry in known]
+        if len(fitting) > 1:
+            raise CommandError(f"Several apps have such an entry: {', '.join(fitting)}. Say which.", returncode=2)
+        return fitting[0] if fitting else name
+
+
+def _as_json(run: RunInfo) -> dict[str, Any]:
+    return {
+        "entry": run.entry, "using": run.using, "last_run_at": _iso(run.last_run_at), "host": run.host or None,
+        "next_run_at": _iso(run.next_run_at), "unsent": [_iso(at) for at in run.unsent],
+    }  # fmt: skip
+
+
+def _row(run: RunInfo) -> tuple[str, ...]:
+    times = [at.isoformat(" ", "seconds") if at else "-" for at in (run.last_run_at, run.next_run_at)]
+    return run.entry, times[0], run.host or "-", times[1], str(len(run.unsent) or "-")
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None
