@@ -417,6 +417,16 @@ def test_a_row_that_is_sent_at_least_once_is_read_also_hours_before_it_is_due(wo
     assert not [record for record in caplog.records if "AT_LEAST_ONCE" in record.message]
 
 
+def test_a_row_that_begins_later_is_scheduled_for_its_beginning(world):
+    begin = START + timedelta(seconds=100)
+    row("later", every=3600, start_time=begin)
+    fleet = world()
+    fleet.start()
+    fleet.run_for(130)
+    [scheduled] = fleet.runs("later")
+    assert abs(scheduled - begin) < timedelta(seconds=1.1)  # it waits for whole seconds
+
+
 def test_a_one_off_that_is_too_late_is_disabled_and_not_sent(world, settings):
     settings.DISTRIBUTED_LOCKS_BEAT = {"SKIP_LATER_THAN": {"once": 60}}
     row("once", one_off=True, clocked=START + timedelta(seconds=100))

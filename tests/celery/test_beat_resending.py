@@ -16,6 +16,7 @@ from django_distlock import LockBackendError, signals
 from django_distlock.backends import locmem
 from django_distlock.celery import beat, broker
 from tests.support.beats import Killed, World, gaps, task
+from tests.support.inside import lose_broker
 from tests.support.schedulers import FileBeat, MemoryBeat
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
@@ -309,6 +310,21 @@ def test_while_no_beat_reaches_the_broker_runs_wait(fleets):
     run_for(fleet, 2)
     assert due(fleet, "rare") == [600]
     run_for(fleet, 400)
+    assert due(fleet, "rare") == [600]
+
+
+def test_a_beat_that_cannot_publish_takes_no_run_over(fleets, locmem_locks):
+    fleet = fleets(beats=2, rare=600.0)
+    strike(fleet, "before_sending", "rare", kill)
+    run_for(fleet, 601)
+    [other] = fleet.wakes
+    fleet.cut_off.add(other)
+    lose_broker(other)
+    run_for(fleet, 3 * LATEST)
+    [(_, stamp)] = locmem_locks.runs()
+    assert stamp.changes == 0
+    fleet.cut_off.clear()
+    run_for(fleet, LATEST)
     assert due(fleet, "rare") == [600]
 
 

@@ -244,3 +244,47 @@ def test_a_claim_in_doubt_that_is_read_before_it_is_made_again_is_one_unsent_run
     schedule.mark_sent("entry", schedule.claimed["entry"])
     [(_, stamp)] = locmem_locks.runs()
     assert (stamp.unsent, stamp.ran_at) == ((), 111.0)
+
+
+@pytest.fixture
+def claimed(locmem_locks, monkeypatch, settings):
+    """A beat that has claimed a run of an entry which is sent at least once, and another one that knows the claim."""
+    settings.DISTRIBUTED_LOCKS_BEAT = {"AT_LEAST_ONCE": ["entry"], "RESEND_AFTER": 10}
+    monkeypatch.setattr(locmem_locks, "grace", 0.0)
+    first, second = ScheduleStore("shop"), ScheduleStore("shop")
+    first.publish("entry", LastRun(100.0))
+    assert first.claim("entry", 100.0, 110.0, 10.0) is None
+    second.sync(["entry"])
+    return first, second
+
+
+def test_of_two_beats_that_find_a_run_unsent_one_takes_it_over(claimed):
+    _, second = claimed
+    third = ScheduleStore("shop")
+    third.sync(["entry"])
+    for schedule in (second, third):
+        assert schedule.find_overdue(0.0) == []
+    [(entry, run)] = second.find_overdue(10.0)
+    assert third.find_overdue(10.0) == [(entry, run)]
+    assert (second.take_over(entry, run), third.take_over(entry, run)) == (True, False)
+    assert third.claimed == {}
+    second.mark_sent(entry, second.claimed[entry])
+    assert third.find_overdue(10.0) == []
+
+
+def test_who_marks_too_late_leaves_the_run_to_the_beat_that_took_it_over(claimed, locmem_locks):
+    first, second = claimed
+    second.find_overdue(0.0)
+    [(entry, run)] = second.find_overdue(10.0)
+    assert second.take_over(entry, run)
+    first.mark_sent("entry", first.claimed["entry"])
+    [(_, stamp)] = locmem_locks.runs()
+    assert stamp.unsent == (second.claimed["entry"],)
+
+
+def test_a_mark_that_a_beat_does_not_know_yet_costs_its_next_claim_no_time(claimed):
+    first, second = claimed
+    first.mark_sent("entry", first.claimed["entry"])
+    assert second.known["entry"].unsent
+    assert second.claim("entry", 110.0, 120.0, 10.0) is None
+    assert second.known["entry"].unsent == (second.claimed["entry"],)

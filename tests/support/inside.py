@@ -72,6 +72,11 @@ def schedule_store_of(scheduler: Any) -> Any:
     return scheduler._schedule_store
 
 
+def lose_broker(scheduler: Any) -> None:
+    """As after a message that the broker did not take."""
+    scheduler._broker.failed(OSError("the broker is down"))
+
+
 def look_at_schedule(scheduler: Any) -> None:
     """At its next tick, as after max_interval."""
     scheduler._tick_at = 0.0

@@ -30,6 +30,7 @@ EXCEPTIONS = [
     ("support/inside.py", "_permits _breaker", "all connections are in use, of a server that is silent"),
     ("support/inside.py", "_runs", "a store in memory has lost its data"),
     ("support/inside.py", "_schedule_store _tick_at", "what a beat knows of the runs; its look at the schedule is due"),
+    ("support/inside.py", "_broker", "a beat has lost its broker"),
     ("support/inside.py", "_set_up_session", "a pooler that is not recognised"),
     ("support/inside.py", "_mark_lost", "a lease is dropped, and its holder is not told yet"),
     ("support/inside.py", "_watchers", "who waits for the end of a lease"),
