@@ -75,6 +75,7 @@ RedisBackend.claim_run = noted_claim
 RedisBackend.grace = settings.PLAN["settle"]  # shorter, where no data is lost: the tests take less time
 app = FleetApp("fleet")
 app.config_from_object("django.conf:settings", namespace="CELERY")
+app.conf.update(settings.PLAN["conf"])
 app.conf.beat_schedule = {
     name: {"task": "note", "args": [name], "schedule": read(kind, value)}
     for name, (kind, value) in settings.PLAN["entries"].items()

@@ -46,8 +46,12 @@ class Fleet:
         settle=2.0,
         broker: str | None = None,
         beat: dict[str, object] | None = None,
+        conf: dict[str, object] | None = None,
     ) -> None:
-        """``beat``: DISTRIBUTED_LOCKS_BEAT. ``broker``: its URL, if it is another server than the journal."""
+        """``beat``: DISTRIBUTED_LOCKS_BEAT; ``conf``: further settings of Celery.
+
+        ``broker``: its URL, if it is another server than the journal.
+        """
         self.folder, self.scheduler, self.store = folder, scheduler, store
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         repeated = {name: (kind, value) for name, (kind, value, one_off) in (rows or {}).items() if not one_off}
@@ -66,6 +70,7 @@ class Fleet:
             "journal": journal.url,
             "broker": broker or f"redis+socket://{journal.socket}?virtual_host=1",
             "beat": beat or {},
+            "conf": conf or {},
             "database": str(folder / "fleet.sqlite3"),
             "entries": entries or {},
             "rows": rows or {},
@@ -243,10 +248,14 @@ class Fleet:
     def runs(self) -> list[Sent]:
         return self._read("runs")
 
+    def sent_runs(self, begin: float = 0.0) -> list[tuple[str, float]]:
+        """For each message since then, of which entry it is, and for which moment; not of stock beats."""
+        lines = sorted(map(json.loads, self.journal.lrange("scheduled", 0, -1)), key=lambda line: line[-1])
+        return [(entry, due) for entry, due, _, at in lines if at >= begin]
+
     def scheduled(self, entry: str) -> list[float]:
-        """For which moments it was sent, in the order of the messages; when it was due, as its beat computed."""
-        lines = map(json.loads, self.journal.lrange("scheduled", 0, -1))
-        return [at for name, at, *_ in sorted(lines, key=lambda line: line[-1]) if name == entry]
+        """For which moments it was sent, in the order of the messages."""
+        return [due for name, due in self.sent_runs() if name == entry]
 
     def __enter__(self) -> Fleet:
         self.witness.__enter__()
