@@ -22,6 +22,7 @@ from tests.support.history import (
     RecordingBackend,
     faults,
     left_behind,
+    most_at_once,
     overlaps,
     overruns,
     read,
@@ -33,10 +34,10 @@ def place(at, pid, number):
     return Event("place", at, pid, "name", place=f"{number:016}")
 
 
-def grant(at, pid, fence, ttl=10.0, number=None, sent=None):
+def grant(at, pid, fence, ttl=10.0, number=None, sent=None, **slots):
     """``ttl``: seconds from the grant to the local deadline."""
-    text = "" if number is None else f"{number:016}"
-    return Event("grant", at, pid, "name", fence, text, sent=at - 0.001 if sent is None else sent, deadline=at + ttl)
+    text, sent = "" if number is None else f"{number:016}", at - 0.001 if sent is None else sent
+    return Event("grant", at, pid, "name", fence, text, sent=sent, deadline=at + ttl, **slots)
 
 
 def renewal(at, pid, fence, deadline):
@@ -97,6 +98,19 @@ class TestSound:
         assert faults([*events, Event("disturbed", 1.5, 2)]) != []
         assert faults([*events, Event("disturbed", 1 - SETTLING - 1, pid)]) != []
 
+    def test_as_many_at_once_as_the_last_one_allows(self):
+        of_three = [grant(slot, slot, slot, slot=slot, slots=3) for slot in (1, 2, 3)]
+        assert faults(of_three) == []
+        assert faults([*of_three, release(3.5, 2, 2), grant(4, 4, 4, slot=2, slots=3)]) == []
+
+    def test_one_that_is_alone_when_it_is_granted_and_has_others_beside_it_later(self):
+        """And learns of it after them."""
+        assert faults([grant(2.1, 1, 5, sent=1, slots=1), grant(2, 2, 6, slot=2, slots=3)]) == []
+
+    def test_those_that_are_handed_slots_at_once_may_learn_of_it_in_any_order(self):
+        waited = [place(1, 1, 10), place(1.1, 2, 11)]
+        assert faults([*waited, grant(3, 2, 6, number=11, slot=2, slots=2), grant(3.1, 1, 5, number=10, slots=2)]) == []
+
     def test_a_clean_store(self):
         assert left_behind(["lock|f", "other:key"]) == []
 
@@ -114,6 +128,33 @@ class TestBroken:
     def test_two_at_once_though_another_was_in_between(self):
         found = faults([grant(1, 1, 5, ttl=9), grant(2, 2, 6, ttl=0.5), grant(4, 3, 7)])
         assert len([fault for fault in found if "two holders at once: 5" in fault]) == 2
+
+    def test_more_at_once_than_the_last_one_allows(self):
+        of_two = [grant(1, 1, 5, slots=2), grant(2, 2, 6, slot=2, slots=2)]
+        [fault] = faults([*of_two, grant(3, 3, 7, slot=3, slots=2)])
+        assert fault.startswith(
+            "name: 3 holders at once: 6 of process 2 in slot 2 of 2 from 2.000000 to 12.000000, and 5"
+        )
+        assert len(faults([*of_two, grant(3, 3, 7, slot=3, slots=3), grant(4, 4, 8, slot=4, slots=2)])) == 1
+
+    def test_two_new_ones_that_would_be_alone_beside_an_old_one_that_would_not(self):
+        old = grant(1, 1, 5, slot=2, slots=3)
+        [fault] = faults([old, grant(2, 2, 6)])
+        assert fault.startswith("name: two holders at once: 5 of process 1 in slot 2 of 3 from 1.000000")
+        assert faults([old, release(1.5, 1, 5), grant(2, 2, 6)]) == []
+
+    def test_a_slot_that_two_have_at_once(self):
+        [fault] = faults([grant(1, 1, 5, slots=3), grant(2, 2, 6, slots=3)])
+        assert "two holders at once: 5 of process 1 in slot 1 of 3" in fault
+
+    def test_a_number_that_goes_back_where_others_have_slots(self):
+        events = [grant(1, 1, 6, slots=3), grant(5, 2, 5, slot=2, slots=3)]
+        assert faults(events) == ["name: the number 5 was granted after 6"]
+
+    def test_one_that_is_handed_a_slot_past_a_waiter(self):
+        waited = [place(1, 1, 10), place(1.1, 2, 11)]
+        [fault] = faults([*waited, grant(3, 2, 5, number=11, slots=2), grant(3.1, 1, 6, number=10, slot=2, slots=2)])
+        assert "process 2 got in with the place 0000000000000011" in fault
 
     def test_a_number_granted_twice(self):
         found = faults([grant(1, 1, 5), release(2, 1, 5), grant(3, 2, 5), release(4, 2, 5)])
@@ -139,6 +180,16 @@ class TestFigures:
     def test_how_long_two_believed_at_once(self):
         assert overlaps([grant(1, 1, 5, ttl=1), grant(3, 2, 6)]) == []
         assert overlaps([grant(1, 1, 5), grant(2, 2, 6), release(4, 1, 5), release(9, 2, 6)]) == [2]
+
+    def test_how_long_too_many_believed_at_once(self):
+        of_two = [grant(1, 1, 5, slots=2), grant(2, 2, 6, slot=2, slots=2), release(8, 2, 6)]
+        assert overlaps(of_two) == []
+        assert overlaps([*of_two, grant(3, 3, 7, slot=3, slots=2)]) == [5]
+
+    def test_how_many_believed_at_once(self):
+        assert most_at_once([]) == 0
+        assert most_at_once([grant(1, 1, 5), release(2, 1, 5), grant(2.1, 2, 6)]) == 1
+        assert most_at_once([grant(1, 1, 5, ttl=2), grant(2, 2, 6, ttl=2), grant(3.5, 3, 7)]) == 2
 
     def test_how_long_calls_took_beyond_their_time(self):
         assert overruns([call(1, 2, 2.5), call(1, 2, 4.5), grant(9, 1, 5)]) == [1.5]

@@ -1,18 +1,20 @@
 """What processes saw of their locks, written to files as it happens, and a judge of such histories.
 
 Each process keeps a ``Journal``. ``faults(events)`` proves from all of them together, name by name, that no two
-holders believed at once (S1), that fencing numbers grew (S12) and that nobody overtook a waiter (S10);
-``left_behind(keys)`` that the store is clean at the end (S4).
+holders believed at once, or no more than each of them allowed (S1), that fencing numbers grew (S12) and that nobody
+overtook a waiter (S10); ``left_behind(keys)`` that the store is clean at the end (S4).
 """
 
 from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from heapq import nlargest
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from django_distlock.exceptions import LockBackendError, LockError, LockTimeout
 from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
 
+GRANT = 2.0  # seconds that a waiter has to take what it was handed
 SETTLING = 4.0  # seconds a disturbed waiter needs to be back at its place: a grant it did not take, a look, some slack
 EVERYBODY = 0
 
@@ -36,7 +39,7 @@ class Event:
     ``kind``: ``place`` (a waiter learned its place in the store's queue), ``grant`` (``sent``: before the request
     that was answered), ``renewal``, ``release`` (before the request is sent), ``loss``, ``failure`` (the
     store refused, or a wait was over: see ``text``), or ``disturbed`` (the process, or EVERYBODY, was killed, stopped,
-    continued or cut off).
+    continued or cut off). ``slot`` of ``slots``: of a grant, in a lock that several may hold.
     """
 
     kind: str
@@ -48,6 +51,8 @@ class Event:
     sent: float = 0.0
     deadline: float = 0.0
     text: str = ""
+    slot: int = 1
+    slots: int = 1
 
 
 class Journal:
@@ -71,7 +76,10 @@ class Journal:
         lease.__class__ = recorded_kind(lease)
         assert isinstance(lease, RecordedLease)
         place, sent = self._places.pop(lease.token, ""), lease.deadline - lease.ttl * 0.99 + 0.002
-        self.write("grant", name=lease.name, fence=lease.fence, place=place, sent=sent, deadline=lease.deadline)
+        slots = {"slot": lease.slot, "slots": lease.holder.slots}
+        self.write(
+            "grant", name=lease.name, fence=lease.fence, place=place, sent=sent, deadline=lease.deadline, **slots
+        )
 
     def answered(self, request: LockRequest) -> None:
         """By the store, which may have given it another place."""
@@ -175,9 +183,15 @@ class Belief:
         """The process was stopped until it was over."""
         return self.until <= self.grant.at
 
+    @property
+    def numbered_after(self) -> float:
+        """A moment before its number was minted, of which its process learned later."""
+        return self.grant.sent - (GRANT if self.grant.place else 0.0)
+
     def __str__(self) -> str:
         grant = self.grant
-        return f"{grant.fence} of process {grant.pid} from {grant.at:.6f} to {self.until:.6f}"
+        slot = f" in slot {grant.slot} of {grant.slots}" if (grant.slot, grant.slots) != (1, 1) else ""
+        return f"{grant.fence} of process {grant.pid}{slot} from {grant.at:.6f} to {self.until:.6f}"
 
 
 def faults(events: Iterable[Event]) -> list[str]:
@@ -187,19 +201,29 @@ def faults(events: Iterable[Event]) -> list[str]:
     found = []
     for name, of_name in _by_name(events).items():
         beliefs = beliefs_of(of_name)
-        overlaps = [f"two holders at once: {one}, and {other}" for one, other in _overlaps(beliefs)]
-        for problem in (*overlaps, *numbers_that_went_back(beliefs), *_overtakings(of_name, beliefs, disturbed)):
+        crowds = [_in_words(crowd) for crowd in _crowds(beliefs)]
+        for problem in (*crowds, *numbers_that_went_back(beliefs), *_overtakings(of_name, beliefs, disturbed)):
             found.append(f"{name}: {problem}")
     return found
 
 
 def overlaps(events: Iterable[Event]) -> list[float]:
-    """Seconds for which two holders of a name believed at once, for each pair of them."""
+    """Seconds for which too many holders of a name believed at once, for each of them that was one too many."""
     found = []
     for of_name in _by_name(sorted(events, key=lambda event: event.at)).values():
-        for one, other in _overlaps(beliefs_of(of_name)):
-            found.append(min(one.until, other.until) - other.grant.at)
+        for crowd in _crowds(beliefs_of(of_name)):
+            found.append(min(one.until for one in crowd) - max(one.grant.at for one in crowd))
     return found
+
+
+def most_at_once(events: Iterable[Event]) -> int:
+    """How many holders of one name believed at the same moment, at most."""
+    most = 0
+    for of_name in _by_name(sorted(events, key=lambda event: event.at)).values():
+        beliefs = [belief for belief in beliefs_of(of_name) if not belief.is_empty]
+        changes = sorted([(one.until, -1) for one in beliefs] + [(one.grant.at, 1) for one in beliefs])
+        most = max(most, *accumulate(change for _, change in changes), 0)
+    return most
 
 
 def _by_name(events: Iterable[Event]) -> dict[str, list[Event]]:
@@ -224,13 +248,24 @@ def beliefs_of(events: list[Event]) -> list[Belief]:
     return [Belief(grant, min(deadlines[lease], ends.get(lease, inf))) for grant, lease in grants]
 
 
-def _overlaps(beliefs: list[Belief]) -> Iterator[tuple[Belief, Belief]]:
-    last: Belief | None = None
-    for belief in beliefs:
-        if last and not belief.is_empty and belief.grant.at < last.until:
-            yield last, belief
-        if last is None or belief.until > last.until:
-            last = belief
+def _crowds(beliefs: list[Belief]) -> Iterator[list[Belief]]:
+    """Holders at once where the last one allows fewer beside itself, or has a slot that another one has."""
+    standing = _in_order([belief for belief in beliefs if not belief.is_empty])
+    next_at = [*accumulate((belief.grant.at for belief in reversed(standing)), min)][::-1]  # from each one on
+    before: list[Belief] = []
+    for belief, at in zip(standing, next_at, strict=True):
+        before = [other for other in before if other.until > at]
+        beside = [other for other in before if other.grant.at < belief.until and belief.grant.at < other.until]
+        in_its_slot = [other for other in beside if other.grant.slot == belief.grant.slot]
+        most = 1 if in_its_slot else belief.grant.slots
+        if len(beside) >= most:
+            yield [*nlargest(most, in_its_slot or beside, key=lambda other: other.until), belief]
+        before.append(belief)
+
+
+def _in_words(crowd: list[Belief]) -> str:
+    number = "two" if len(crowd) == 2 else len(crowd)
+    return f"{number} holders at once: {', and '.join(map(str, crowd))}"
 
 
 def numbers_that_went_back(beliefs: list[Belief]) -> Iterator[str]:
@@ -238,9 +273,25 @@ def numbers_that_went_back(beliefs: list[Belief]) -> Iterator[str]:
     for fence, times in Counter(belief.grant.fence for belief in beliefs).items():
         if times > 1:
             yield f"the number {fence} was granted {times} times"
-    for earlier, later in pairwise(belief for belief in beliefs if not belief.is_empty):
-        if later.grant.fence < earlier.grant.fence:
-            yield f"the number {later.grant.fence} was granted after {earlier.grant.fence}"
+    standing = [belief for belief in beliefs if not belief.is_empty]
+    moments = [belief.grant.at for belief in standing]
+    have_slots = _have_slots(standing)
+    largest = [*accumulate((belief.grant.fence for belief in standing), max)]
+    for later in standing:
+        before = bisect_left(moments, later.numbered_after if have_slots else later.grant.at)
+        if before and later.grant.fence < largest[before - 1]:
+            yield f"the number {later.grant.fence} was granted after {largest[before - 1]}"
+
+
+def _have_slots(beliefs: list[Belief]) -> bool:
+    return any(belief.grant.slots > 1 for belief in beliefs)
+
+
+def _in_order(beliefs: list[Belief]) -> list[Belief]:
+    """Of their grants. Two that have slots at once may learn of it in another order, so there the numbers tell."""
+    if not _have_slots(beliefs):
+        return beliefs
+    return sorted(beliefs, key=lambda belief: (belief.grant.fence, belief.grant.at))
 
 
 def _overtakings(events: list[Event], beliefs: list[Belief], disturbed: list[Event]) -> Iterator[str]:
@@ -249,6 +300,7 @@ def _overtakings(events: list[Event], beliefs: list[Belief], disturbed: list[Eve
     Unless something happened to the waiter that may have thrown it out of the queue until its next look.
     """
     known: dict[tuple[int, str], float] = {}
+    beliefs = _in_order(beliefs)
     for event in events:
         if event.kind == "place":
             known.setdefault((event.pid, event.place), event.at)

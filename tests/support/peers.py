@@ -83,8 +83,8 @@ class Peer:
         self.process.stdout.close()
 
 
-# Behind what sets folder, seed, names, waits, ttls, holds, pause and threads, and begin(), which returns the latest
-# end. It is over before, once there is a file "over" in the folder.
+# Behind what sets folder, seed, names, slots (numbers of them, by name), waits, ttls, holds, pause and threads, and
+# begin(), which returns the latest end. It is over before, once there is a file "over" in the folder.
 RANDOM_CALLS = """
 import asyncio, logging, random, threading, time
 from pathlib import Path
@@ -94,8 +94,10 @@ journal = Journal(Path(folder))
 journal.attach()
 logging.disable(logging.CRITICAL)
 ends = begin()
-def terms():
-    return {"wait": random.choice(waits), "ttl": random.choice(ttls), "on_lost": "log", "renew": random.random() < 0.8}
+def drawn():
+    name, wait, ttl = random.choice(names), random.choice(waits), random.choice(ttls)
+    number, renew = random.choice(slots.get(name, (1,))), random.random() < 0.8
+    return lock(name, wait=wait, ttl=ttl, slots=number, on_lost="log", renew=renew)
 def hold():
     return random.choice(holds)
 over = Path(folder, "over")
@@ -104,14 +106,14 @@ def goes_on():
 def thread():
     while goes_on():
         try:
-            with lock(random.choice(names), **terms()):
+            with drawn():
                 time.sleep(hold())
         except LockError as error:
             journal.failed(error)
             time.sleep(pause)
 async def one():
     try:
-        async with lock(random.choice(names), **terms()):
+        async with drawn():
             await asyncio.sleep(hold())
     except LockError as error:
         journal.failed(error)
@@ -133,7 +135,8 @@ for one_thread in beside:
 
 RANDOM_WORKER = f"""
 folder, seed = order.split(" ")
-names, waits, ttls = ("one", "one", "two"), (0, 0.3, 2, 5, 5), (0.3, 0.6, 1.2)
+names, waits, ttls = ("one", "one", "two", "several"), (0, 0.3, 2, 5, 5), (0.3, 0.6, 1.2)
+slots = {{"several": (1, 2, 5)}}
 holds, pause, threads = (0, 0.001, 0.005, 0.02, 0.1), 0.001, 2
 def begin():
     say("at work")

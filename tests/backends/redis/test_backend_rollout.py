@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.accidents import Accidents
 from tests.support.checkouts import copy_that_reads_both
-from tests.support.history import faults, left_behind
+from tests.support.history import faults, left_behind, most_at_once
 from tests.support.peers import PROLOGUE, RANDOM_CALLS, Peer
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually
@@ -26,7 +26,7 @@ NEWER = "was written by a newer version of django-distlock; bring all processes 
 # Each wait is far longer than it may take, so that one whose end comes was lost.
 WORKER = f"""
 folder, seed = order.split(" ")
-names, waits, ttls = ("one", "one", "two"), (0, 60), (0.3, 0.6, 1.2)
+names, slots, waits, ttls = ("several", "several", "one"), {{"several": [SLOTS]}}, (0, 60), (0.3, 0.6, 1.2)
 holds, pause, threads = (0, 0.001, 0.005, 0.02, 0.1), 0.001, 2
 def begin():
     say("at work")
@@ -47,13 +47,14 @@ def releases(tmp_path_factory):
 
 @pytest.fixture
 def peers(valkey, store, releases):
-    """Starts processes of a release, and returns them when they are ready."""
+    """Starts processes of a release. ``slots``: how many they allow of one of the locks."""
     started = []
 
-    def start(release):
+    def start(release, slots):
         where = f"import sys; sys.path.insert(0, {str(releases[release])!r})\n"
         is_there = "import django_distlock; assert django_distlock.__file__.startswith(sys.path[0])\n"
-        started.append(Peer(valkey.url, WORKER, 30.0, where + is_there + PROLOGUE, like=None))
+        worker = WORKER.replace("SLOTS", str(slots))
+        started.append(Peer(valkey.url, worker, 30.0, where + is_there + PROLOGUE, like=None))
         return started[-1]
 
     yield start
@@ -61,18 +62,21 @@ def peers(valkey, store, releases):
         peer.end()
 
 
+@pytest.mark.parametrize("slots", [(3, 3), (3, 1)])
 @pytest.mark.parametrize("deploy", [("reads 1", "reads both"), ("reads both", "writes 2")])
-def test_a_deploy(peers, store, tmp_path, deploy):
-    """Nobody is told of the other release."""
-    events = run([peers(release) for release in deploy * 2], store, tmp_path)
+def test_a_deploy(peers, store, tmp_path, deploy, slots):
+    """Nobody is told of the other release. Who wants one slot has it alone, beside those that allow three, too."""
+    events = run([peers(*each) for each in [*zip(deploy, slots, strict=True)] * 2], store, tmp_path)
     assert failures(events) == {}
+    assert {event.slots for event in events if event.kind == "grant" and event.name == "several"} == {*slots}
+    assert most_at_once(events) > 1
 
 
 def test_a_process_that_missed_the_first_deploy_says_so(peers, store, tmp_path):
     """The others work on. They wait longer, for what it cannot hand on runs out."""
-    old = [peers("reads 1") for _ in range(2)]
-    events = run([*old, peers("reads both"), peers("writes 2"), peers("writes 2")], store, tmp_path)
-    told = failures(events)
+    old = [peers("reads 1", 3) for _ in range(2)]
+    newer = [peers(release, 3) for release in ("reads both", "writes 2", "writes 2")]
+    told = failures(run([*old, *newer], store, tmp_path))
     assert told
     assert {pid for pid, _ in told} <= {peer.process.pid for peer in old}
     assert all(NEWER in text for _, text in told)

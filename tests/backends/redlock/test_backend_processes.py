@@ -32,7 +32,7 @@ settings.configure(DISTRIBUTED_LOCKS={{"default": {{
     "BACKEND": "django_distlock.backends.redlock.RedlockBackend", "LOCATION": urls,
     "OPTIONS": {{"retry_delay": (0.005, 0.05), "socket_connect_timeout": 0.2}}}}}})
 from django_distlock import LockError, lock
-names, waits, ttls = ("one", "two"), (0, 0.3, 2), (0.4, 0.6, 0.8)
+names, slots, waits, ttls = ("one", "two"), {{}}, (0, 0.3, 2), (0.4, 0.6, 0.8)
 holds, pause, threads = (0, 0.001, 0.01, 0.1, 0.5), 0.01, 1
 def begin():
     return ends
