@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from .situation import HeldLease, Situation, Waiting, execution, process
 
 BEFORE, AFTER = 600.0, 60.0  # seconds of the journal that tell of a moment
 KEPT_LONG = 2.0  # seconds for which a lease is kept after its holder has left it that are worth a word
+SHORT_WAIT = 1.0  # seconds: who waits for less is in no trouble, and its thread may not be in the journal yet
 TOGETHER = 5.0  # seconds within which a store that lost its data is found out for most of its locks
 FORGOTTEN = "the store no longer kn"  # the reason of a loss begins so: the store knows the lease no more
 
@@ -24,6 +25,13 @@ class Cause(NamedTuple):
 
     kind: str
     sentence: str
+
+
+class Node(NamedTuple):
+    """A lease of a lock, among those whose holders may wait for each other."""
+
+    name: str
+    lease: str
 
 
 class Edge(NamedTuple):
@@ -41,7 +49,7 @@ class Edge(NamedTuple):
 
 def causes(situation: Situation) -> list[Cause]:
     """The most telling one first; empty where nothing is wrong that can be seen."""
-    found = [*_circles(situation)]
+    found = [*dict.fromkeys(_circles(situation))]
     for lease in situation.in_use(situation.name):
         found += _of_lease(situation, lease)
     return [*found, *_ran_out(situation), *_lost_data(situation)]
@@ -66,29 +74,63 @@ def moment(at: float, now: float) -> str:
 
 def _circles(situation: Situation) -> Iterator[Cause]:
     for lease in situation.in_use(situation.name):
-        if chain := _chain(situation, situation.name, lease):
+        if chain := _chain(situation, Node(situation.name, lease.lease)):
             is_closed = chain[-1].wanted in {edge.held for edge in chain}
-            yield _circle(chain) if is_closed else _waits_itself(situation, chain)
+            yield _circle(chain) if is_closed else _waits_itself(situation, chain[0])
 
 
-def _chain(situation: Situation, name: str, held: HeldLease) -> list[Edge]:
-    """From the lock to the one that its holder waits for, and on: to a circle, if there is one."""
-    best: list[Edge] = []
+def _chain(situation: Situation, start: Node) -> list[Edge]:
+    """From a lease to the lock that its holder waits for, and on, to a circle: to a certain one, if there is any.
 
-    def follow(links: list[Edge], name: str, lease: HeldLease) -> bool:
-        nonlocal best
-        for edge in _edges_of(situation, name, lease):
-            chain = [*links, edge]
-            best = best or chain
-            if edge.wanted in {one.held for one in chain}:
-                best = chain
-                return True
-            if any(follow(chain, edge.wanted, further) for further in situation.in_use(edge.wanted)):
-                return True
-        return False
+    Without a circle: the first step alone.
+    """
+    edges = _edges_from(situation, start)
+    certain = {node: [edge for edge in found if edge.is_certain] for node, found in edges.items()}
+    for known in (certain, edges):
+        ways = _ways_of_stuck(situation, known)
+        if start in ways:
+            return _way_round(situation, start, ways)
+    return edges[start][:1]
 
-    follow([], name, held)
-    return best
+
+def _edges_from(situation: Situation, start: Node) -> dict[Node, list[Edge]]:
+    """Those of the lease, and of all that can be reached by them."""
+    found: dict[Node, list[Edge]] = {}
+    ahead = [start]
+    while ahead:
+        node = ahead.pop()
+        if node not in found:
+            lease = next(lease for lease in situation.in_use(node.name) if lease.lease == node.lease)
+            found[node] = _edges_of(situation, node.name, lease)
+            ahead += [one for edge in found[node] for one in _nodes(situation, edge.wanted)]
+    return found
+
+
+def _ways_of_stuck(situation: Situation, edges: Mapping[Node, Sequence[Edge]]) -> dict[Node, Edge]:
+    """The leases whose holders wait for ever, and for what: for a lock all of whose leases are such.
+
+    A lock with several slots has others, as long as the holder of one of them goes on.
+    """
+    stuck = {node for node, found in edges.items() if found}
+
+    def is_blocked(edge: Edge) -> bool:
+        leases = situation.leases.get(edge.wanted, ())
+        return bool(leases) and all(not one.resting and Node(edge.wanted, one.lease) in stuck for one in leases)
+
+    while goes_on := {node for node in stuck if not any(map(is_blocked, edges[node]))}:
+        stuck -= goes_on
+    return {node: next(filter(is_blocked, edges[node])) for node in stuck}
+
+
+def _way_round(situation: Situation, start: Node, ways: Mapping[Node, Edge]) -> list[Edge]:
+    chain = [ways[start]]
+    while chain[-1].wanted not in {edge.held for edge in chain}:
+        chain.append(ways[_nodes(situation, chain[-1].wanted)[0]])
+    return chain
+
+
+def _nodes(situation: Situation, name: str) -> list[Node]:
+    return [Node(name, lease.lease) for lease in situation.in_use(name)]
 
 
 def _edges_of(situation: Situation, held: str, lease: HeldLease) -> list[Edge]:
@@ -96,6 +138,8 @@ def _edges_of(situation: Situation, held: str, lease: HeldLease) -> list[Edge]:
     found: dict[str, Edge] = {}
     for name, queue in situation.queues.items():
         for waiting in (one for first in queue or () for one in first.everybody):
+            if situation.at - waiting.since < SHORT_WAIT:
+                continue
             if waiting.holder and lease.holder and (is_certain := _is_of(waiting, lease)) is not False:
                 edge = Edge(held, lease.holder, name, waiting.holder, bool(is_certain))
                 if edge.is_certain:
@@ -134,13 +178,11 @@ def _circle(chain: Sequence[Edge]) -> Cause:
     )
 
 
-def _waits_itself(situation: Situation, chain: Sequence[Edge]) -> Cause:
-    first, last = chain[0], chain[-1]
-    leases = situation.in_use(last.wanted)
+def _waits_itself(situation: Situation, edge: Edge) -> Cause:
+    leases = situation.in_use(edge.wanted)
     by = f", which {who(leases[0].holder)} holds" if leases else ""
-    through = f" through {len(chain) - 1} more" if len(chain) > 1 else ""
-    may = "waits" if first.is_certain else "may wait"
-    return Cause("waits itself", f"Its holder {may} itself{through}, for {last.wanted!r}{by}. Explain that lock.")
+    may = "waits" if edge.is_certain else "may wait"
+    return Cause("waits itself", f"Its holder {may} itself, for {edge.wanted!r}{by}. Explain that lock.")
 
 
 # What is wrong with a lease

@@ -89,7 +89,7 @@ def lease_of(holder):
     return f"lease-of-{holder.label}"
 
 
-def waiting(holder, *behind, ago=0.0):
+def waiting(holder, *behind, ago=2.0):
     """Of a thread, it is told which lease it has. Of a process, nothing is."""
     return Waiting(holder, NOW - ago, behind, (lease_of(holder),) if holder.thread else None)
 
@@ -131,6 +131,38 @@ class TestCircles:
         assert "which other" not in cause.sentence
         situation.name = "b"
         assert causes(situation) == []
+
+    def test_who_waits_for_a_moment_is_in_no_trouble(self):
+        situation = self.situation({"a": ONE, "b": OTHER}, {"a": [OTHER]})
+        for ago, expected in ((0.5, []), (2.0, ["deadlock"])):
+            situation.queues = {**situation.queues, "b": [waiting(ONE, ago=ago)]}
+            assert kinds(situation) == expected
+
+    @pytest.mark.parametrize(("third_waits_for", "expected"), [("c", ["waits itself"] * 2), ("b", ["deadlock"] * 2)])
+    def test_of_a_lock_with_slots_all_holders_must_wait(self, third_waits_for, expected):
+        """One that goes on makes room."""
+        third, fourth = somebody("third", pid=3), somebody("fourth", pid=4)
+        queues = {"b": [ONE], "c": [], "a": [OTHER]}
+        queues[third_waits_for].append(third)
+        situation = self.situation({"b": OTHER, "c": fourth}, queues)
+        situation.leases = {**situation.leases, "a": [held(ONE), held(third)]}
+        assert kinds(situation) == expected
+
+    def test_one_that_is_certain_goes_before_others(self):
+        """Its process may wait for a third one, whose process may wait for it."""
+        third = somebody("third", pid=3)
+        situation = self.situation({"a": ONE, "b": OTHER, "c": third}, {"b": [ONE], "a": [OTHER]})
+        first, last = (waiting(one._replace(thread="")) for one in (ONE, third))
+        situation.queues = {"c": [first], "a": [last, waiting(OTHER)], "b": [waiting(ONE)]}
+        assert kinds(situation) == ["deadlock"]
+
+    def test_of_many_ways_each_step_is_looked_at_once(self):
+        """Each process may wait for the locks of all after it: there are 2 to the power of 40 ways, and no circle."""
+        holders = [somebody(str(number), pid=number) for number in range(40)]
+        queues = {str(number): [one._replace(thread="") for one in holders[:number]] for number in range(40)}
+        situation = self.situation({str(number): one for number, one in enumerate(holders)}, queues)
+        situation.name = "0"
+        assert kinds(situation) == ["waits itself"]
 
     def test_behind_the_holder(self):
         """The holder waits for one of two that wait for each other."""
