@@ -99,7 +99,8 @@ def _held(lease: HeldLease, situation: Situation) -> str:
     if lease.resting:
         left = "" if lease.remaining is None else f" {format_duration(lease.remaining)} left."
         return f"It rests for the min_hold of {who(lease.holder)}, which took it at {moment(lease.since, at)}.{left}"
-    left = "" if lease.remaining is None else f", {format_duration(lease.remaining)} left unless renewed"
+    renewed = "unless renewed" if lease.until is None else "and not renewed"
+    left = "" if lease.remaining is None else f", {format_duration(lease.remaining)} left {renewed}"
     kept = f", kept for its {lease.kept}" if lease.kept else ""
     held = format_duration(max(0.0, at - lease.since))
     return f"{who(lease.holder)} since {moment(lease.since, at)}, for {held}{kept}{left}. Fencing number {lease.fence}."
@@ -134,6 +135,8 @@ def lines(situation: Situation) -> Iterator[tuple[str, list[str]]]:
     yield "Held by", holders(situation)
     yield "Waiting", waiters(situation)
     if situation.entries is not None:
-        history = [f"{at}  {event:<9}  {told}" for at, event, told in lately(situation)]
+        events = lately(situation)
+        width = max((len(event) for _, event, _ in events), default=0)
+        history = [f"{at}  {event:<{width}}  {told}" for at, event, told in events]
         yield "Lately", history or ["Nothing is in the journal."]
     yield "Why", why(situation)

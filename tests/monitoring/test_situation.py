@@ -120,8 +120,12 @@ def test_a_lease_that_is_renewed_no_more(monkeypatch, event):
     monkeypatch.setattr(store, "look", lambda names: [[info] for _ in names])
     for entries, ttl in ((told[:1], 30.0), (told, None)):
         monkeypatch.setattr(situation, "read_entries", lambda backend, entries=entries: entries)
-        [lease] = gather(store, "a").held
+        found = gather(store, "a")
+        [lease] = found.held
         assert (lease.since, lease.ttl, lease.remaining) == (NOW - 25, ttl, 5.0)
+        assert (", 5 s left and not renewed. " if ttl is None else ", 5 s left unless renewed. ") in explain.holders(
+            found
+        )[0]
 
 
 class TestAdopted:

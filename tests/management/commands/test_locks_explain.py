@@ -60,7 +60,7 @@ def test_a_deadlock_of_threads(backend):
     assert text.startswith("b (default)\nHeld by\n  needs a (pid ")
     assert "\nWaiting\n  needs b (pid " in text
     assert "\nLately\n" in text
-    assert "  granted    needs a (pid " in text
+    assert "  granted  needs a (pid " in text
     assert "\nWhy\n  Deadlock: needs " in text
 
 
@@ -108,7 +108,7 @@ def test_others_of_a_process_stand_behind_its_place(backend):
             assert "and 2 more of its process behind it" in said("explain", "a")
     for thread in threads:
         thread.join()
-    eventually(lambda: said("explain", "a").count("  released   ") == 4)
+    eventually(lambda: said("explain", "a").count("  released  ") == 4)
 
 
 def test_without_a_journal(valkey_locks):
