@@ -13,6 +13,9 @@ from django.test import RequestFactory
 
 from django_distlock import Lease, State, aadopt, adopt, distributed_lock, lock, locks
 from django_distlock.core.forced import force_release
+from django_distlock.core.succession import Succession
+from django_distlock.exceptions import LockBackendError
+from django_distlock.types import NOT_WAITING, Grant, Holder, LockInfo, LockRequest
 
 from .plan import Event
 
@@ -183,6 +186,54 @@ class Calls:
         if not self.detached:
             return ""
         return self.detached[-1] if self._simulation.chance.random() < 0.3 else self.detached.pop()
+
+    def succeeds(self, process: Process, name: str, **about: Any) -> None:
+        """A message holds the lock, and its run exchanges that lease for one that is renewed, as unique tasks do."""
+        claimed = None
+        with self._judges.acquiring(process, {"text": "claims"}) as judge:
+            succession = Succession(process.name)
+            queued = self._request(name, about, "queued")
+            claimed = succession.claim(queued)
+            judge.got(None)
+        for retries_left in range(about["retries"], -1, -1):
+            if not isinstance(claimed, Grant):
+                return
+            self._sleep(about["queued"])
+            claimed = None
+            with self._judges.acquiring(process, {"text": "begins"}) as judge:
+                claimed = self._run_of(process, succession, queued.copy(in_doubt=True), judge, name, about)
+                if claimed and retries_left:
+                    queued = self._request(name, about, "queued")
+                    self._judges.holders.passes_on(claimed)
+                    lease, claimed = claimed, None
+                    claimed = succession.requeue(lease, queued)
+                elif claimed:
+                    claimed.release()
+
+    def _run_of(
+        self, process: Process, succession: Succession, queued: LockRequest, judge: Judge, name: str, about: Any
+    ) -> Any:
+        """The lease after its work; None where the name is another one's by now."""
+        try:
+            lease = succession.begin(queued, self._request(name, about, "running"))
+        except LockBackendError:
+            succession.release_in_background(queued)
+            raise
+        if isinstance(lease, LockInfo):
+            judge.got(None)
+            return None
+        judge.got(lease)
+        with judge.body():
+            self._sleep(about["works"])
+        return lease
+
+    def _request(self, name: str, about: Mapping[str, Any], label: str) -> LockRequest:
+        slots = about.get("slots", 1)
+        holder = Holder.here(label, slots=slots)
+        request = LockRequest(name, about["ttl"], holder, slots=slots, deadline=NOT_WAITING)
+        if label == "queued":
+            self._judges.holders.is_queued(request.token)
+        return request
 
     def free(self, process: Process, name: str, **about: Any) -> None:
         """An operator does."""

@@ -256,7 +256,9 @@ RESPONSE_MAX_HOLD = 6.0  # seconds for which a response keeps the lock of its vi
 RESPONSES_SHARE, MOST_RESPONSES = 0.4, 6  # of runs, and in one
 FORKS_SHARE, MOST_FORKS = 0.4, 3  # the same
 LISTS_SHARE, MOST_LISTS = 0.4, 4  # the same
+SUCCESSIONS_SHARE, MOST_SUCCESSIONS = 0.3, 8  # the same
 SLOTS_SHARE = 0.4  # of runs in which locks have several slots
+MOST_OF_SLOTS = 5
 SLOTS = ((1, 2, 5), (1, 2, 5), (2,), (5,), (1, 5))  # of the calls of such a run; of 1, more than one may be
 OUTAGES_SHARE, RUNNING_SHARE = 0.5, 0.5  # of runs; and of the calls in one that go on without the lock in an outage
 LOST_LISTS_SHARE = 0.3  # of lists, whose process reaches no server when it asks for them
@@ -279,6 +281,7 @@ def draw_plan(
     operations: Sequence[str],
     *,
     has_slots: bool,
+    has_exchange: bool,
 ) -> list[Event]:
     """Neighbouring seeds have different profiles, and aim different faults at different operations.
 
@@ -318,6 +321,8 @@ def draw_plan(
             about = {**fault.draw(chance), "during": operation}
             plan.append(Event(round(chance.uniform(0, within), 3), kind, who, about))
     plan += _draw_responses(seed, profile, processes, names, ttls)
+    if has_exchange:
+        plan += _draw_successions(seed, processes, names, ttls)
     plan = _let_run(seed, plan)
     if has_slots:
         plan = _let_share(seed, plan)
@@ -371,11 +376,16 @@ def _let_share(seed: int, plan: Sequence[Event]) -> list[Event]:
     numbers = chance.choice(SLOTS)
     if chance.random() >= SLOTS_SHARE or any(event.what == "server_clock" for event in plan):
         return list(plan)
-    return [
+    shared = [
         replace(event, about={**event.about, "slots": chance.choice(numbers)})
         if event.what in ACQUIRING and not event.about.get("reentrant")
         else event
         for event in plan
+    ]
+    # An exchange draws a number after those of leases that were granted beside the one that ends.
+    return [
+        replace(event, about={**event.about, "slots": MOST_OF_SLOTS}) if event.what == "succeeds" else event
+        for event in shared
     ]
 
 
@@ -398,6 +408,20 @@ def _draw_lists(seed: int, profile: Profile, names: str, partition: Fault | None
             yield Event(at, "partition", process, partition.draw(chance))
         about = {"prefix": chance.choice(["", "", names[0]]), "in_task": chance.random() < profile.task_share}
         yield Event(at, "lists", process, about)
+
+
+def _draw_successions(seed: int, processes: Sequence[str], names: str, ttls: Sequence[float]) -> Iterator[Event]:
+    """Messages that hold a lock, and their runs. The same."""
+    chance = random.Random(f"successions {seed}")
+    for _ in range(chance.randint(1, MOST_SUCCESSIONS) if chance.random() < SUCCESSIONS_SHARE else 0):
+        about = {
+            "name": chance.choice(names),
+            "ttl": chance.choice(ttls),
+            "queued": round(chance.uniform(0.0, chance.choice([0.1, 3.0])), 3),
+            "works": round(chance.uniform(0.0, chance.choice([0.1, 6.0])), 3),
+            "retries": chance.choice([0, 0, 1, 2]),
+        }
+        yield Event(round(chance.uniform(0.0, HORIZON), 3), "succeeds", chance.choice(processes), about)
 
 
 def _draw_call(

@@ -21,7 +21,8 @@ from zlib import crc32
 from django.db import connections
 
 from django_distlock import locks
-from django_distlock.types import LockRequest
+from django_distlock.backends.exchange import ExchangeBackend
+from django_distlock.types import Grant, LockInfo, LockRequest
 
 from .calls import Calls
 from .engine import package
@@ -116,7 +117,7 @@ class Simulation:
         if plan is None:
             world = self.world
             drawn = world.profile, world.profiles, self.faults, world.of_call, world.operations
-            plan = draw_plan(self.seed, *drawn, has_slots=world.has_slots)
+            plan = draw_plan(self.seed, *drawn, has_slots=world.has_slots, has_exchange=world.has_exchange)
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
@@ -291,6 +292,8 @@ class Simulation:
         for method, operation in OPERATIONS.items():
             setattr(backend, method, self._noted(getattr(backend, method), backend.alias, operation))
             setattr(backend, f"a{method}", self._anoted(getattr(backend, f"a{method}"), backend.alias, operation))
+        if isinstance(backend, ExchangeBackend):
+            backend.exchange = self._noted_exchange(backend.exchange, backend.alias)  # type: ignore[method-assign]
 
     def name_of(self, token: str) -> str:
         """Of the lock that was asked for with it."""
@@ -320,6 +323,15 @@ class Simulation:
             with self._on_its_way(alias, operation), self._timed(alias, operation, arguments[0]):
                 answer = await call(*arguments, **options)
             self.judges.answered(answer)
+            return answer
+
+        return noted
+
+    def _noted_exchange(self, call: Any, alias: str) -> Any:
+        def noted(old: LockRequest, request: LockRequest) -> Grant | LockInfo:
+            self._note_asker(alias, "acquire", request)
+            with self._on_its_way(alias, "acquire"):
+                answer: Grant | LockInfo = call(old, request)
             return answer
 
         return noted

@@ -81,6 +81,14 @@ class HolderJudge:
         host = self._simulation.processes[lease.using].host
         return Passed(lease.name, self._asked_at[lease.token], self._now, self._now + lease.remaining, host, about)
 
+    def is_queued(self, token: str) -> None:
+        """Held by a message, and by nobody's lease."""
+        self._detached.add(token)
+
+    def passes_on(self, lease: Lease) -> None:
+        """To a message: nobody is told of its end."""
+        self._detached.add(lease.token)
+
     def was_detached(self, token: str) -> bool:
         """So that whoever adopts it asks with it."""
         return token in self._detached

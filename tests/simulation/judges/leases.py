@@ -68,6 +68,10 @@ class LeaseJudge:
             self._numbers[token] = executed.slots
         elif executed.script == "renew":
             self._judge_renewal(executed)
+        elif executed.exchanged:
+            self._askers[token] = executed.process
+            self._asked_at.setdefault(token, executed.at)
+            self._judge_exchange(executed)
         self._numbers.update(executed.before.numbers)
         self._judge_others(executed)
         self._judge_owner(executed, before, after)
@@ -89,8 +93,23 @@ class LeaseJudge:
         for lease in executed.before.leases:
             now = executed.after.lease_of(lease.token)
             has_ended = now is None and lease.expires_at <= executed.at + GRAIN
-            if lease.token != executed.token and not has_ended and now != lease:
+            is_exchanged = lease.token == executed.exchanged and executed.after.lease_of(executed.token) is not None
+            if lease.token != executed.token and not is_exchanged and not has_ended and now != lease:
                 self._fail(f"S2: {executed.script} of {executed.token[:6]} changed the lease of {lease.token[:6]}")
+
+    def _judge_exchange(self, executed: Executed) -> None:
+        """S1, S3: the one lease ends when the other one begins, in its slot, or nothing changes."""
+        old, new = executed.exchanged, executed.token
+        had, has = executed.before.lease_of(old), executed.after.lease_of(new)
+        is_new = has is not None and executed.before.lease_of(new) is None
+        if is_new and (had is None or had.state != "h" or has.slot != had.slot or executed.after.lease_of(old)):
+            self._fail(f"S1: {new[:6]} was granted {has} in the place of {had}")
+        if not is_new and had and had.state == "h" and had.expires_at > executed.at + GRAIN and executed.is_answered:
+            released = self._released.get(new)
+            if not (released and self._is_retired(released, executed.ttl)):
+                self._fail(f"S3: {new[:6]} was not granted the lease of {old[:6]}")
+        if executed.is_answered and (retires_for := int(executed.words[4]) / 1000):
+            self._released[old] = Released(executed.at, retires_for, self._clock_error)
 
     def _judge_owner(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
         token = executed.token
@@ -151,7 +170,7 @@ class LeaseJudge:
         token = lease.token
         before = [other for other in executed.after.leases if other.fence < lease.fence]
         most = self._numbers.get(token, 1)
-        if len(before) >= most or lease.slot > most:
+        if not executed.exchanged and (len(before) >= most or lease.slot > most):
             self._fail(f"S1: {token[:6]} was granted slot {lease.slot} of {most}, while {len(before)} had others")
         if lease.fence <= self._store.last_fence:
             self._fail(f"S12: {token[:6]} has the number {lease.fence}, not above {self._store.last_fence}")

@@ -192,6 +192,7 @@ class QueueJudge:
         for token, waiter in self._waiters.items():
             stays = waiter.is_present and executed.at - waiter.looked_at < Timing.queue_ttl - GRAIN
             stays = stays and token not in executed.after.tokens  # else it is granted one in the same step
+            stays = stays and not executed.exchanged  # the lock was not free
             if stays and waiter.place < place and self._is_there(executed.before, token):
                 self._fail(f"S10: {lease.token[:6]} was granted the lock before {token[:6]}, which came earlier")
         if lease.state == "c":

@@ -83,9 +83,13 @@ class Looks:
 
 
 class RowJudge:
-    """S1, S3, S4, S7, S10, S11, S12 and min_hold of one lock. ``looks_within``: seconds, of a waiter."""
+    """S1, S3, S4, S7, S10, S11, S12 and min_hold of one lock. ``looks_within``: seconds, of a waiter.
 
-    def __init__(self, simulation: Simulation, name: str, looks_within: float) -> None:
+    ``exchanged``: by the token of a lease that of the one in whose place it was to be granted.
+    """
+
+    def __init__(self, simulation: Simulation, name: str, looks_within: float, exchanged: Mapping[str, str]) -> None:
+        self._exchanged = exchanged
         self._simulation = simulation
         self._name = name
         self._looks_within = looks_within
@@ -142,7 +146,10 @@ class RowJudge:
         now, token = after.now, lease.token
         if not self._simulation.world.may_repeat_numbers and lease.fence <= before.fence:
             self._fail(f"S12: {token[:6]} has the number {lease.fence}, not above {before.fence}")
-        if self._now > self._clock_set_at + DECIDES:
+        old = before.lease_of(self._exchanged.get(token, ""))
+        # One that stood until then ends in the same step, whoever waits.
+        is_exchanged = old and (old.slot, old.state) == (lease.slot, HELD) and not after.lease_of(old.token)
+        if not is_exchanged and self._now > self._clock_set_at + DECIDES:
             self._judge_order(before, after, lease)
             others = [one for one in after.live_leases(now + GRAIN) if one.fence < lease.fence]
             waiting = (one.slots for one in before.waiters if one.token == token)
@@ -270,6 +277,8 @@ class RowJudges:
         self._simulation, self._looks_within = simulation, looks_within
         self._of: dict[str, RowJudge] = {}
         self._lost_data_at = -inf
+        self._exchanged: dict[str, str] = {}
+        state.exchange = self._noted(state.exchange)  # type: ignore[assignment] - as below
         state.acquire = self._judged(state.acquire)  # type: ignore[assignment] - it takes the same, and returns the same
         state.release = self._judged(state.release)
 
@@ -286,9 +295,16 @@ class RowJudges:
 
         return decided
 
+    def _noted(self, decide: Callable[..., Decision]) -> Callable[..., Decision]:
+        def noted(row: Row, old: str, attempt: Attempt, *about: Any, **options: Any) -> Decision:
+            self._exchanged[attempt.token] = old
+            return decide(row, old, attempt, *about, **options)
+
+        return noted
+
     def __getitem__(self, name: str) -> RowJudge:
         if name not in self._of:
-            self._of[name] = RowJudge(self._simulation, name, self._looks_within)
+            self._of[name] = RowJudge(self._simulation, name, self._looks_within, self._exchanged)
         return self._of[name]
 
     def watch(self, now: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import Keys
-from django_distlock.backends.redis.operations import ACQUIRE, POLLS, RELEASE, RENEW
+from django_distlock.backends.redis.operations import ACQUIRE, EXCHANGE, POLLS, RELEASE, RENEW
 
 from ..servers.resp import ServerError
 from .leases import DRIFT, LeaseJudge
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from ..simulation import Simulation
 
 SHORTER_BY_DRIFT = 0.002  # seconds, of a pause that a fast clock counts
-SCRIPTS = {script.sha: name for name, script in (("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW))}
+SCRIPTS = {
+    script.sha: name
+    for name, script in (("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW), ("exchange", EXCHANGE))
+}
 
 
 class StoredLease(NamedTuple):
@@ -88,6 +91,11 @@ class Executed(NamedTuple):
     @property
     def token(self) -> str:
         return self.words[0]
+
+    @property
+    def exchanged(self) -> str:
+        """The token whose lease ends in an exchange, whoever waits; "": none does."""
+        return self.words[3] if self.script == "exchange" else ""
 
     def _word(self, number: int, default: str) -> str:
         """What is not said stands for a default."""

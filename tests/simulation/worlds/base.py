@@ -37,6 +37,7 @@ class World(ABC):
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
     turns_away: ClassVar[bool] = False  # callers, from a server that refused one of their process
     has_slots: ClassVar[bool] = True  # several may hold a lock at once
+    has_exchange: ClassVar[bool] = True  # one lease may follow on another one
     has_minorities: ClassVar[bool] = False  # a lock may be held on servers that are too few
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
 
