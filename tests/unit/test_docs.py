@@ -186,6 +186,48 @@ def test_system_checks_are_told() -> None:
     assert sorted(re.findall(r"^\| `(distlock\.[EW]\d+)`", text, re.M)) == sorted(written)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_system_checks_that_pages_name_exist(page: str) -> None:
+    told = re.findall(r"distlock\.[EW]\d+", (ROOT / page).read_text(encoding="utf-8"))
+    assert {*told} <= {*re.findall(r"distlock\.[EW]\d+", (ROOT / "docs/operating.md").read_text(encoding="utf-8"))}
+
+
+def as_message(node: ast.expr) -> str:
+    """The text of a string in the source, with … for each part that is filled in; "" for what is no string."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return re.sub(r"%[-+.\d]*[a-z]", "…", text)
+        case ast.JoinedStr(values=parts):
+            return "".join(as_message(part) if isinstance(part, ast.Constant) else "…" for part in parts)
+    return ""
+
+
+def test_messages_for_troubleshooting_exist() -> None:
+    """A reader searches the page for a message; one that was reworded would not be found."""
+    messages: list[str] = []
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        messages += [as_message(node) for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [
+        code
+        for cell in re.findall(r"^\| (.*?)(?<!\\) \| ", page, re.MULTILINE)
+        for code in re.findall(r"`([^`]+)`", cell)
+        if re.match(r"[A-Za-z…@]\S* \S+ \S", code) and not code.startswith("python ")
+    ]
+    assert len(quoted) > 20
+    patterns = {code: ".*".join(re.escape(part.strip()) for part in code.split("…")) for code in quoted}
+    assert [code for code, pattern in patterns.items() if not any(re.search(pattern, each) for each in messages)] == []
+
+
+def test_events_for_troubleshooting_exist() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    told = {*re.findall(r"`([a-z]+(?:-[a-z]+)+)`", page)} - {"min-replicas-to-write"}
+    events = re.findall(r"^\| `([a-z0-9-]+)` \| [A-Z]+ \|", (ROOT / "docs/events.md").read_text(encoding="utf-8"), re.M)
+    assert told
+    assert told <= {*events}
+
+
 def test_names_of_own_locks_are_told() -> None:
     """``django_distlock.done:…`` is made somewhere."""
     made = {ast.literal_eval(call.args[0]).partition(":")[0] for call in calls_of("own_name")}
