@@ -66,8 +66,8 @@ lint: $(VENV)/.ready-lint
 types: $(VENV)/.ready-lint
 	$(BIN)/mypy
 
-docs: $(VENV)/.ready-docs
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+docs: $(VENV)-docs/.ready
+	$(VENV)-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 screenshots: $(VENV)/.ready
@@ -98,6 +98,13 @@ $(VENV)/.ready: pyproject.toml setup.cfg requirements/test.txt requirements/demo
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) -e . -r requirements/test.txt -r requirements/demo.txt $(WITH)
 	@$(INSTALL) --no-deps "django-celery-beat>=2.9"
+	@touch $@
+
+# Of its own, because a builder of documentation installs what requirements/docs.txt names and nothing else.
+$(VENV)-docs/.ready: pyproject.toml requirements/docs.txt
+	@echo "Making the environment of the documentation in $(VENV)-docs…"
+	@$(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -e . -r requirements/docs.txt
 	@touch $@
 
 $(VENV)/.ready-%: $(VENV)/.ready requirements/%.txt
