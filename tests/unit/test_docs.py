@@ -173,18 +173,18 @@ SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 
 
 def test_system_checks_are_told() -> None:
-    """Each of them in the table of the page for operators."""
+    """Each of them in the table of their page."""
     written: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         written.update(re.findall(r'"(distlock\.[EW]\d+)"', path.read_text(encoding="utf-8")))
-    text = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/checks.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `(distlock\.[EW]\d+)`", text, re.M)) == sorted(written)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_system_checks_that_pages_name_exist(page: str) -> None:
     told = re.findall(r"distlock\.[EW]\d+", (ROOT / page).read_text(encoding="utf-8"))
-    assert {*told} <= {*re.findall(r"distlock\.[EW]\d+", (ROOT / "docs/operating.md").read_text(encoding="utf-8"))}
+    assert {*told} <= {*re.findall(r"distlock\.[EW]\d+", (ROOT / "docs/checks.md").read_text(encoding="utf-8"))}
 
 
 def as_message(node: ast.expr) -> str:
