@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Self
 from django.core.checks import CheckMessage
 
 from ..exceptions import InvalidLockBackend, LockBackendError
-from ..journal import JournalEntry, QueuedWaiter
+from ..journal import QueuedWaiter
 from ..options import OPTION_KEYS, Seconds, Terms, as_seconds
-from ..runs import LastRun
 from ..types import CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
 from .common.key_prefix import read_asked_prefix
 from .common.timing import Timing
+from .optional import JournalBackend
 
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "JOURNAL", "OPTIONS")
 HOUR = 3600.0
@@ -262,69 +262,6 @@ class InspectionBackend(ABC):
     def _with_template(self, info: LockInfo) -> LockInfo:
         template = self.template_of(info.token) if self.template_of else ""
         return info._replace(template=template) if template else info
-
-
-class JournalBackend(ABC):
-    """What happened to locks lately, where the setting JOURNAL says so. Without twins: a thread writes, operators read.
-
-    Inherited, beside ``BaseLockBackend``, by a store that keeps it.
-    """
-
-    alias: str
-
-    @abstractmethod
-    def write_journal(self, entries: Sequence[str]) -> None:
-        """Add them, and drop those before the last ``journal_length``. Raises LockBackendError; some may be added then.
-
-        Texts of JournalEntry, no more than ``journal_length``.
-        """
-
-    @abstractmethod
-    def read_journal(self) -> list[str]:
-        """What there is, in no certain order. An entry may be there twice."""
-
-
-def entries_in(texts: Iterable[str]) -> list[JournalEntry]:
-    """What can be read of a journal, the oldest first."""
-    return sorted(filter(None, map(JournalEntry.from_text, dict.fromkeys(texts))), key=lambda entry: entry.at)
-
-
-class RunsBackend(ABC):
-    """What beat needs: the runs of its entries. Without twins, because beat has no event loop.
-
-    Inherited, beside ``BaseLockBackend``, by a store that keeps them.
-    """
-
-    grace = 5.0  # seconds, above what a beat needs to notice that the store lost its data
-    runs_ahead = 60.0  # seconds at most that the clock of a beat may be ahead of the store's
-
-    @abstractmethod
-    def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
-        """Move the stamp of an entry from ``seen`` to ``now``, in one step of the store; None if it is moved.
-
-        It is moved if it is not newer than ``seen``, or if it has the token of ``now``: then an earlier attempt,
-        whose answer was lost, has moved it. It never becomes older; so ``now`` may be ``seen`` itself, to tell
-        what the caller knows. It is kept for ``ttl`` seconds.
-
-        Otherwise the stamp that stands is returned. That is a newer one if another beat ran the entry. A store
-        that has none keeps ``seen``; and because it may have lost a newer one, it gives no run of that entry to
-        anybody for ``grace`` seconds, in which all beats tell it what they know.
-
-        Raises UnreadableRun for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
-        ``runs_ahead`` seconds ahead of the store's clock: the other beats would wait until then.
-        """
-
-    @abstractmethod
-    def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
-        """The stamp of each entry; None where there is none that can be read."""
-
-    @abstractmethod
-    def forget_run(self, name: str) -> bool:
-        """Delete the stamp of an entry, also one that cannot be read; whether there was one."""
-
-    @abstractmethod
-    def runs(self) -> Iterator[tuple[str, LastRun]]:
-        """All entries that have a stamp, each once, in no order. One that cannot be read is logged as an error."""
 
 
 class MaintenanceBackend(ABC):

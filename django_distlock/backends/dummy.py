@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..types import Grant, LockInfo, LockRequest, Slot
 from ..utils.clock import clock
-from .exchange import ExchangeBackend
+from .optional import ExchangeBackend
 from .twins import ThreadedBackend
 
 T = TypeVar("T")

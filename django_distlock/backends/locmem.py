@@ -13,12 +13,11 @@ from weakref import WeakValueDictionary
 from ..exceptions import ClockIsAhead
 from ..journal import QueuedWaiter
 from ..runs import LastRun
-from ..types import Crowded, Grant, Holder, LockInfo, LockRequest, Slot, digest, lock_key
+from ..types import Crowded, Grant, LockInfo, LockRequest, Slot, digest, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
-from .base import JournalBackend, RunsBackend
 from .common import state
-from .common.state import Attempt, Decision, StoredLease, microseconds
-from .exchange import ExchangeBackend
+from .common.state import Attempt, Decision, microseconds
+from .optional import ExchangeBackend, JournalBackend, RunsBackend
 from .twins import ThreadedBackend
 
 T = TypeVar("T")
@@ -141,7 +140,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
         prefix, keys = self.keyed(names)
         with self._guard:
             rows = [(name, self._row(key)) for name, key in zip(names, keys, strict=True)]
-            return [[self._info(name, row, lease, prefix) for lease in row.live_leases] for name, row in rows]
+            return [row.infos(name, self.alias, prefix) for name, row in rows]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         _, keys = self.keyed(names)
@@ -217,7 +216,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
         if granted:
             request.slot = lease.slot
             return Grant(lease.fence, sent_at, lease.slot)
-        info = self._info(request.name, row, lease, request.prefix)
+        info = lease.info(request.name, self.alias, lease.expires - row.now, request.prefix)
         return Crowded(*info) if decision.is_crowded else info
 
     def _row(self, key: str) -> _Row:
@@ -245,13 +244,6 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
     @staticmethod
     def _says_something(row: _Row) -> bool:
         return bool(row.live_leases or row.live_waiters)
-
-    def _info(self, name: str, row: _Row, lease: StoredLease, prefix: str) -> LockInfo:
-        holder = Holder.from_text(lease.holder) if lease.state != state.CLAIMED else None
-        return LockInfo(
-            name, self.alias, holder, lease.fence, (lease.expires - row.now) / 1e6,
-            resting=lease.state == state.RESTING, token=lease.token, prefix=prefix, slot=lease.slot,
-        )  # fmt: skip
 
     def _run(self, name: str) -> _Run | None:
         run = self._runs.get(name)

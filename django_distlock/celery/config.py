@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from ..backends.base import RunsBackend
+from ..backends.optional import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
 from ..options import Seconds, as_seconds
 from ..runs import DAY

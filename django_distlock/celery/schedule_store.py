@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from math import inf
 
-from ..backends.base import RunsBackend
+from ..backends.optional import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
 from ..exceptions import RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import isinf
 
-from ..backends.base import JournalBackend
+from ..backends.optional import JournalBackend
 from ..exceptions import LockBackendError
 from ..journal import GRANTED, RELEASED, Event, JournalEntry
 from ..types import LockRequest, digest

@@ -19,7 +19,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ..backends.base import BaseLockBackend, JournalBackend
+from ..backends.base import BaseLockBackend
+from ..backends.optional import JournalBackend
 from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist, LockBackendError
 from ..utils import fork
 from ..utils.events import about_event

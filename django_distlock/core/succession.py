@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from .. import signals
 from ..backends.base import BaseLockBackend
-from ..backends.exchange import ExchangeBackend
+from ..backends.optional import ExchangeBackend
 from ..exceptions import InvalidLockBackend
 from ..journal import NOT_RENEWED
 from ..options import Terms

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..backends.base import BaseLockBackend, RunsBackend
-from ..backends.exchange import ExchangeBackend
+from ..backends.base import BaseLockBackend
+from ..backends.optional import ExchangeBackend, RunsBackend
 from ..types import CheckResult, Level
 
 CAPABILITIES = {

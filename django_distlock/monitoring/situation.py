@@ -9,7 +9,8 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from ..backends.base import STEP, BaseLockBackend, JournalBackend, entries_in
+from ..backends.base import STEP, BaseLockBackend
+from ..backends.optional import JournalBackend, entries_in
 from ..core.registry import locks
 from ..exceptions import LockBackendError
 from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, Event, JournalEntry, QueuedWaiter

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..backends.base import RunsBackend
+from ..backends.optional import RunsBackend
 from ..exceptions import ClockIsAhead
 from ..runs import LastRun, UnsentRun
 from ..types import Grant

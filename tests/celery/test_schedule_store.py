@@ -13,10 +13,10 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import LockBackendError, locks
-from django_distlock.backends.base import RunsBackend
 from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.dummy import DummyBackend
 from django_distlock.backends.locmem import LocMemBackend
+from django_distlock.backends.optional import RunsBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.celery.schedule_store import NEVER, ScheduleStore, recorded_runs

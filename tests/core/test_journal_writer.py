@@ -25,7 +25,7 @@ from django_distlock import (
     lock_all,
     locks,
 )
-from django_distlock.backends.base import entries_in
+from django_distlock.backends.optional import entries_in
 from django_distlock.core import journal_writer
 from django_distlock.core.succession import Succession
 from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event

@@ -21,7 +21,7 @@ from zlib import crc32
 from django.db import connections
 
 from django_distlock import locks
-from django_distlock.backends.exchange import ExchangeBackend
+from django_distlock.backends.optional import ExchangeBackend
 from django_distlock.types import Grant, LockInfo, LockRequest
 
 from .calls import Calls

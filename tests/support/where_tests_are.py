@@ -24,7 +24,7 @@ THROUGH_OTHERS = [
     # modules without tests of their own | the tests that go through them | why
     ("apps", "unit/test_checks", "it connects the checks"),
     (
-        "backends.base backends.exchange backends.locmem backends.twins",
+        "backends.base backends.locmem backends.optional backends.twins",
         "backends/contract/test_contract",
         "it is the contract's text",
     ),

@@ -12,7 +12,7 @@ PACKAGE = {
         "core", "decorators", "exceptions", "formats", "journal", "names", "options", "runs", "signals", "types",
         "utils", "version", "backends",
     ],
-    "backends": ["base", "common"],
+    "backends": ["base", "common", "optional"],
     "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
         "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "group",

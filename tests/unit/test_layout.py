@@ -52,7 +52,7 @@ LAYERS = {
         "backends.database",
         "backends.zookeeper",
     ],
-    "contract": ["backends.base", "backends.exchange", "backends.twins", "backends"],
+    "contract": ["backends.base", "backends.optional", "backends.twins", "backends"],
     "helpers of stores": ["backends.common"],
     "vocabulary": [
         "version",

@@ -19,7 +19,7 @@ from math import ceil
 from operator import attrgetter
 from typing import Self
 
-from ...types import TOKEN_LENGTH, LockRequest
+from ...types import TOKEN_LENGTH, Holder, LockInfo, LockRequest
 from .timing import Timing
 
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
@@ -69,6 +69,22 @@ class StoredLease:
     expires: int
     holder: str = ""
 
+    def info(self, name: str, alias: str, remaining: float, prefix: str = "") -> LockInfo:
+        """``remaining``: microseconds."""
+        holder = None if self.state == CLAIMED else _holder(self.holder)
+        return LockInfo(
+            name, alias, holder, self.fence, max(0.0, remaining / 1e6),
+            resting=self.state == RESTING, token=self.token, prefix=prefix, slot=self.slot,
+        )  # fmt: skip
+
+
+def _holder(text: str) -> Holder | None:
+    """None for one that others wrote."""
+    try:
+        return Holder.from_text(text) if text else None
+    except ValueError:
+        return None
+
 
 @dataclass(slots=True)
 class Row:
@@ -98,6 +114,9 @@ class Row:
     @property
     def live_leases(self) -> list[StoredLease]:
         return [lease for lease in self.leases if lease.expires > self.now]
+
+    def infos(self, name: str, alias: str, prefix: str = "") -> list[LockInfo]:
+        return [lease.info(name, alias, lease.expires - self.now, prefix) for lease in self.live_leases]
 
     @property
     def first_to_end(self) -> StoredLease:

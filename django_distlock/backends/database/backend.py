@@ -16,14 +16,14 @@ from django.db import connections
 from ...exceptions import LockBackendError
 from ...journal import QueuedWaiter
 from ...runs import LastRun
-from ...types import Crowded, Grant, Holder, LockInfo, LockRequest, Slot
+from ...types import Crowded, Grant, LockInfo, LockRequest, Slot
 from ...utils.clock import wall_clock
 from ...utils.events import about_event
-from ..base import STEP, JournalBackend, RunsBackend, named
+from ..base import STEP, named
 from ..common.attempts import InDoubt
 from ..common.key_prefix import SHARED, read_fixed_prefix
-from ..common.state import CLAIMED, DIGITS, RESTING, Attempt, Row, StoredLease, microseconds
-from ..exchange import ExchangeBackend
+from ..common.state import DIGITS, Attempt, Row, StoredLease, microseconds
+from ..optional import ExchangeBackend, JournalBackend, RunsBackend
 from ..twins import ThreadedBackend
 from .app import check_app
 from .calls import Calls
@@ -173,9 +173,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         # Only the first in the queue needs to know when the lease ends.
         remaining = result.remaining if result.is_first or not result.place else inf
         lease = StoredLease(result.slot, result.token, result.state, result.fence, 0, result.holder)
-        info = self._info(request.name, lease, remaining)
-        if request.prefix:
-            info = info._replace(prefix=request.prefix)
+        info = lease.info(request.name, self.alias, remaining, request.prefix)
         return Crowded(*info) if result.is_crowded else info
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
@@ -308,7 +306,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         for batch in self._batches(keys):
             found |= self._run(partial(self._sql.look, names=batch))
         rows = [(name, found.get(key)) for name, key in zip(names, keys, strict=True)]
-        return named([self._infos(name, row) if row else [] for name, row in rows], names, prefix)
+        return named([row.infos(name, self.alias) if row else [] for name, row in rows], names, prefix)
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
         """How many processes wait for each lock."""
@@ -422,29 +420,6 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
     def _row_keys(self, prefix: str, names: Sequence[str]) -> list[bytes]:
         """``prefix``: what a callable KEY_PREFIX answered, or ""."""
         return [row_key(prefix or self.prefix, name) for name in names]
-
-    def _infos(self, name: str, row: Row) -> list[LockInfo]:
-        return [self._info(name, lease, lease.expires - row.now) for lease in row.live_leases]
-
-    def _info(self, name: str, lease: StoredLease, remaining: float) -> LockInfo:
-        """``remaining``: microseconds."""
-        return LockInfo(
-            name,
-            self.alias,
-            None if lease.state == CLAIMED else _holder(lease.holder),
-            lease.fence,
-            max(0.0, remaining / 1e6),
-            resting=lease.state == RESTING,
-            token=lease.token,
-            slot=lease.slot,
-        )
-
-
-def _holder(text: str) -> Holder | None:
-    try:
-        return Holder.from_text(text) if text else None
-    except ValueError:
-        return None
 
 
 def _is_in_doubt(error: BaseException) -> bool:

@@ -18,11 +18,11 @@ from ...types import NOT_WAITING, CheckResult, Grant, Holder, LockInfo, LockRequ
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.text import quoted
-from ..base import JournalBackend, RunsBackend, named
+from ..base import named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
-from ..exchange import ExchangeBackend
+from ..optional import ExchangeBackend, JournalBackend, RunsBackend
 from ..twins import GeneratorBackend
 from .client import Reply
 from .config import read_credentials

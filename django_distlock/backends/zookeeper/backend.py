@@ -16,9 +16,9 @@ from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, SessionG
 from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.events import about_event
-from ..base import RunsBackend
 from ..common.attempts import Attempts
 from ..common.key_prefix import SHARED, read_fixed_prefix
+from ..optional import RunsBackend
 from ..twins import GeneratorBackend
 from .client import Client
 from .config import OPTIONS, read_config, settings_checks

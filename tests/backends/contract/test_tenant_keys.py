@@ -7,8 +7,8 @@ import gc
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.backends.base import RunsBackend
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.optional import RunsBackend
 from django_distlock.runs import LastRun
 from django_distlock.types import Grant, Holder, LockInfo, LockRequest, Slot
 from django_distlock.utils.clock import wall_clock
