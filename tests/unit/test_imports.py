@@ -23,7 +23,7 @@ PACKAGE = {
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
 SERVER = {
-    "backends": ["exchange", "redis", "twins"],
+    "backends": ["redis", "twins"],
     "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "wakeup_listener"],
     "backends.redis": [
         "attempts", "backend", "breaker", "client", "codec", "config", "connection", "credentials", "diagnostics",
