@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from .formats import FORMAT
@@ -96,3 +97,8 @@ class QueuedWaiter(NamedTuple):
     lease: str
     since: float
     holder: Holder | None = None
+
+
+def entries_in(texts: Iterable[str]) -> list[JournalEntry]:
+    """What can be read of a journal, the oldest first."""
+    return sorted(filter(None, map(JournalEntry.from_text, dict.fromkeys(texts))), key=lambda entry: entry.at)

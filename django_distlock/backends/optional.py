@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from ..journal import JournalEntry
 from ..runs import LastRun
 from ..types import Grant, LockInfo, LockRequest
 
@@ -28,11 +27,6 @@ class JournalBackend(ABC):
     @abstractmethod
     def read_journal(self) -> list[str]:
         """What there is, in no certain order. An entry may be there twice."""
-
-
-def entries_in(texts: Iterable[str]) -> list[JournalEntry]:
-    """What can be read of a journal, the oldest first."""
-    return sorted(filter(None, map(JournalEntry.from_text, dict.fromkeys(texts))), key=lambda entry: entry.at)
 
 
 class RunsBackend(ABC):

@@ -33,7 +33,7 @@ def run_now(name: str, by: str) -> str:
     app.loader.import_default_modules()  # which may add entries
     app.finalize()
     prefix = BeatSettings.read().prefix
-    own = name.removeprefix(prefix if prefix is not None else f"{app.main}:")
+    own = name.removeprefix(prefix if prefix is not None else f"{app.main or ''}:")
     try:
         entry = _row(name, app) or _entry(name, app) or _row(own, app) or _entry(own, app)
         if entry is None:
@@ -45,6 +45,8 @@ def run_now(name: str, by: str) -> str:
         sent = Scheduler(app, lazy=True).apply_async(message, advance=False)
     except (SchedulingError, OperationalError, OSError, DatabaseError) as error:
         raise NotSent(str(error)) from error
+    if sent is None:
+        raise NotSent(f"The task {entry.task!r} sends no second message while one is queued or running.")
     logger.info("%s sent a run of %r.", by, entry.name, extra=about_event("run-sent-by-hand", entry=entry.name))
     return str(sent.id)
 

@@ -10,10 +10,10 @@ from math import inf
 from typing import NamedTuple
 
 from ..backends.base import STEP, BaseLockBackend
-from ..backends.optional import JournalBackend, entries_in
+from ..backends.optional import JournalBackend
 from ..core.registry import locks
 from ..exceptions import LockBackendError
-from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, Event, JournalEntry, QueuedWaiter
+from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, Event, JournalEntry, QueuedWaiter, entries_in
 from ..types import Holder, LockInfo, digest
 from ..utils.clock import wall_clock
 

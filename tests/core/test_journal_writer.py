@@ -25,10 +25,9 @@ from django_distlock import (
     lock_all,
     locks,
 )
-from django_distlock.backends.optional import entries_in
 from django_distlock.core import journal_writer
 from django_distlock.core.succession import Succession
-from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event
+from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event, entries_in
 from django_distlock.monitoring.causes import causes
 from django_distlock.monitoring.situation import from_journal
 from django_distlock.testing import lose, store_down

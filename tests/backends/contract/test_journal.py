@@ -8,8 +8,7 @@ import time
 import pytest
 
 from django_distlock import lock, locks
-from django_distlock.backends.optional import entries_in
-from django_distlock.journal import Event, JournalEntry
+from django_distlock.journal import Event, JournalEntry, entries_in
 from django_distlock.monitoring.situation import gather
 from django_distlock.testing.tools import eventually, lock_request
 from django_distlock.types import Holder, LockRequest, digest

@@ -204,6 +204,12 @@ def test_run_now_that_fails_says_why(app, monkeypatch):
     assert "the broker is down" in said("run-now", "nightly", code=1)
 
 
+def test_run_now_of_a_unique_task_that_is_queued_already(app, monkeypatch):
+    """By on_duplicate="drop" it gives nothing back."""
+    monkeypatch.setattr(app.tasks["report"], "apply_async", lambda *_, **__: None)
+    assert "The task 'report' sends no second message" in said("run-now", "nightly", code=1)
+
+
 def test_run_now_needs_no_store(app, settings):
     """The schedule is Celery's."""
     settings.DISTRIBUTED_LOCKS = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django_distlock.backends.optional import entries_in
+from django_distlock.journal import entries_in
 from django_distlock.monitoring.situation import HeldLease, Situation, Waiting
 from django_distlock.types import Holder
 
