@@ -25,6 +25,7 @@ from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.backends.zookeeper import ZooKeeperBackend
+from django_distlock.celery import config
 from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
 from tests.support import mariadb as mariadb_server
@@ -111,6 +112,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     skipped = terminalreporter.stats.get("skipped", [])
     if without := left_out(str(report.longrepr[-1]) for report in skipped):
         terminalreporter.write_line(f"Left out for want of programs: {without}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def unique_aliases(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Of no unique tasks but those of the test, for system checks: the process may have loaded tasks of any test."""
+    aliases: set[str] = set()
+    monkeypatch.setattr(config, "unique_aliases", aliases)
+    return aliases
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
 from django_distlock import InvalidLockBackend, lock, locks, respond
-from django_distlock.celery import config
 from django_distlock.checks import TAG
 from django_distlock.core.registry import log_once
 from django_distlock.decorators import answers
@@ -36,14 +35,6 @@ def named_templates(monkeypatch):
     names = set()
     monkeypatch.setattr(answers, "named_templates", names)
     return names
-
-
-@pytest.fixture(autouse=True)
-def unique_aliases(monkeypatch):
-    """Nor other unique tasks."""
-    aliases = set()
-    monkeypatch.setattr(config, "unique_aliases", aliases)
-    return aliases
 
 
 @pytest.fixture
