@@ -70,6 +70,7 @@ class QueueJudge:
         self._free: Handed | None = None  # to one that polls
         self._unwanted_since: dict[str, float] = {}  # places of tokens for which nobody waits
         self._last: LockState | None = None  # when the last script had ended
+        self._exchanged_at = -inf
         self._taken_until: dict[int, float] = {}  # by numbers of slots: when nothing was free
 
     def executed(self, executed: Executed) -> None:
@@ -82,6 +83,8 @@ class QueueJudge:
             self._note_attempt(executed)
         elif executed.script == "release":
             self._note_release(executed)
+        elif executed.exchanged and executed.reply:
+            self._exchanged_at = executed.at
         self._note_drops(executed)
         for lease in after.leases:
             if before.lease_of(lease.token) is None:
@@ -259,6 +262,7 @@ class QueueJudge:
             or executed.at - looks.last > looks.pause - GRAIN - self._store.simulation.distance
             or executed.at > looks.lease_ends_at - GRAIN
             or executed.before.lease_of(executed.token) is not None
+            or self._exchanged_at >= looks.last  # the first is told of a lease that is over before its next look
         )
         if not is_explained and not self._store.simulation.judges.may_fail(executed.at - WINDOW):
             # Many may go on with one token, one after the other.
