@@ -128,18 +128,20 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         """Send the runs that were claimed and not marked as sent, also if all beats have died meanwhile."""
         try:
             for name, run in self._schedule_store.find_overdue(clock()):
-                entry = self.schedule.get(name)
-                if entry is not None and self._broker.answers():
-                    self._signals.defer()  # until the run is sent
-                    with suppress(RunRefused):  # it is in the log
-                        self._send_again(entry, run)
+                self._send_again(self.schedule.get(name), run)
         except LockBackendError as error:
             self._store_failed(error)
         finally:
             self._signals.deliver()
 
-    def _send_again(self, entry: ScheduleEntry, run: UnsentRun) -> None:
-        """Unless another beat does."""
+    def _send_again(self, entry: ScheduleEntry | None, run: UnsentRun) -> None:
+        if entry is not None and self._broker.answers():
+            self._signals.defer()  # until the run is sent
+            with suppress(RunRefused):  # it is in the log
+                self._take_over(entry, run)
+
+    def _take_over(self, entry: ScheduleEntry, run: UnsentRun) -> None:
+        """And send it, unless another beat does."""
         if self._schedule_store.take_over(entry.name, run) and not self._drop_if_late(entry):
             logger.warning(
                 "The run of %r that was due at %s was claimed, and not marked as sent for %g s. It is sent now, perhaps"

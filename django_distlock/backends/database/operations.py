@@ -71,12 +71,16 @@ class Operations:
         leases = [state.grant(row, attempt) for (_, row), (_, attempt) in zip(rows, attempts, strict=True)]
         try:
             with self._sql.transaction(connection):
-                for name, row in sorted(rows, key=itemgetter(0)):  # one order for all processes
-                    if not self._sql.write(connection, name, row):
-                        raise RowChanged
+                self._write_all(connection, rows)
         except RowChanged:
             return None
         return leases, sent_at
+
+    def _write_all(self, connection: Any, rows: Sequence[tuple[bytes, Row]]) -> None:
+        """Raises RowChanged."""
+        for name, row in sorted(rows, key=itemgetter(0)):  # one order for all processes
+            if not self._sql.write(connection, name, row):
+                raise RowChanged
 
     def release(
         self, connection: Any, name: bytes, token: str, cooldown: int = 0, retire: int = 0, force: bool = False
