@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 
 from django_distlock.backends.zookeeper import ZooKeeperBackend
 from django_distlock.exceptions import InvalidLockBackend
@@ -145,15 +145,16 @@ def test_runs_and_locks_are_refused_by_who_may_not_write(zookeeper, root, config
         assert locked_names(backend) == ["name"]
 
 
-def test_what_may_not_be_deleted_is_not_tried_for_ever(zookeeper, root, configured, caplog):
-    """The refused attempt is given back, as after any failure; but nobody has these rights a moment later."""
+def test_what_may_not_be_deleted_is_not_tried_for_ever(root, configured, zookeeper, behind_proxy, caplog):
+    """A failed release is tried again in the background; but nobody has these rights a moment later."""
     from django_distlock import LockBackendError, lock
 
-    configured(f"{zookeeper.address}{root}", options={"auth": "owner:secret"})
-    with lock("name"):  # whose folder is the owner's from now on
-        pass
     renewer = renewer_of(configured(f"{zookeeper.address}{root}"))
+    held = lock("name")
+    held.acquire()
+    [place] = behind_proxy.places()
+    behind_proxy.client.set_acls(f"{root}{place.rpartition('/')[0]}", READ_ACL_UNSAFE)
     with pytest.raises(LockBackendError, match="refuses: NoAuth"):
-        lock("name").acquire()
+        held.release()
     eventually(lambda: "could not be given back; the end of its session frees it" in caplog.text)
     eventually(lambda: not renewer.is_cleaning)
