@@ -81,6 +81,14 @@ CLOCKS = {
     "sqlite": "distlock_now()",
 }
 
+# How a transaction begins. The server ends a session in which nothing happens for a second, because its process was
+# stopped or cut off: it would keep its rows from all others. MySQL has no such limit, and takes it for a comment.
+BEGIN = {
+    "postgresql": ("BEGIN", "SET LOCAL idle_in_transaction_session_timeout = 1000"),
+    "mysql": ("SET autocommit = 1 /*M!100300 , SESSION idle_write_transaction_timeout = 1 */", "BEGIN"),
+    "sqlite": ("BEGIN IMMEDIATE",),
+}
+
 
 class QueuePosition(NamedTuple):
     """Where a waiter stands.
@@ -107,7 +115,7 @@ class Statements:
             f"SELECT {now}, format, version, token, state, fence, expires, holder, others, waiters, retired,"
             f" careful_until FROM (SELECT 1 AS one) AS always LEFT JOIN {TABLE} ON name = %s"
         )
-        self._begin = {"sqlite": "BEGIN IMMEDIATE"}.get(vendor, "BEGIN")
+        self._begin = BEGIN[vendor]
         self._insert = insert_unless_there(vendor, TABLE, COLUMNS, placeholders(COLUMNS.split(", ")))
         self._replace = (
             f"UPDATE {TABLE} SET format = {NUMBER}, version = %s, token = %s, state = %s, fence = %s, expires = %s,"
@@ -196,14 +204,16 @@ class Statements:
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        """All that is written inside, or nothing where that raises."""
+        """All that is written inside, or nothing where that raises, or where the process stops in the midst."""
         with connection.cursor() as cursor:
-            cursor.execute(self._begin)
+            for statement in self._begin:
+                cursor.execute(statement)
             try:
                 yield
                 cursor.execute("COMMIT")
             except Exception:
-                cursor.execute("ROLLBACK")  # where that fails, too, its error closes the connection
+                if connection.vendor != "sqlite" or connection.connection.in_transaction:  # a full disk has ended it
+                    cursor.execute("ROLLBACK")  # where that fails, too, its error closes the connection
                 raise
 
     def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:

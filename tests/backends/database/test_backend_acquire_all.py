@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
+from django.db import Error
 
 from django_distlock import LockBackendError, lock, lock_all
+from django_distlock.backends.common import state
+from django_distlock.backends.common.state import Attempt
 from django_distlock.backends.database.sql import Statements
 from django_distlock.testing.tools import locked_names
 from django_distlock.types import Grant
+from tests.support.databases import row_key, statements_for
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, renewer_of
 
 NAMES = ("a", "b", "c")
@@ -76,6 +80,40 @@ def test_one_that_fails_in_the_midst_leaves_no_row_written(backend, before_write
     assert all(request.in_doubt for request in several)
     assert locked_names(backend) == []
     assert len(backend.acquire_all(requests())) == 3
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_process_that_stops_in_the_midst_keeps_no_row_from_others(kind, request):
+    backend = request.getfixturevalue(f"{kind}_locks")
+    with lock("a"):  # its row exists
+        pass
+    name, statements = row_key(backend, "a"), statements_for(backend)
+    stopped = backend.pool.open()
+    try:
+        with pytest.raises(Error), statements.transaction(stopped):
+            row = statements.read(stopped, name)
+            state.grant(row, Attempt.of(lock_request("a")))
+            assert statements.write(stopped, name, row)
+            with lock("a"):
+                assert len(backend.look(["a"])[0]) == 1
+    finally:
+        backend.pool.close(stopped)
+    assert locked_names(backend) == []
+
+
+def test_a_full_disk_is_no_final_error(sqlite_locks, before_write):
+    def fill(connection):
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA page_count")
+            cursor.execute(f"PRAGMA max_page_count = {cursor.fetchone()[0]}")
+
+    several = requests()
+    several[1].holder = several[1].holder._replace(host="x" * 100_000)
+    before_write(1, fill)
+    with pytest.raises(LockBackendError, match="full") as failure:
+        sqlite_locks.acquire_all(several)
+    assert not failure.value.is_final
+    assert locked_names(sqlite_locks) == []
 
 
 def test_the_slots_of_each_are_counted(backend):
