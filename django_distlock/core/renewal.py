@@ -75,8 +75,8 @@ class Renewer:
 
     def register(self, lease: Lease) -> None:
         key = lease._request.key
-        self._leases[lease.token] = self._new[lease.token] = lease
-        with self._guard:  # another one of the same lock may come or end meanwhile
+        with self._guard:  # another one of the same lock may come or end meanwhile, or this one run out
+            self._leases[lease.token] = self._new[lease.token] = lease
             self._by_lock[key] = (*self._by_lock.get(key, ()), lease)
         wakes_at = self._worker.wakes_at
         if lease._due < wakes_at or lease._long_at < wakes_at:
