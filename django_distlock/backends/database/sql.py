@@ -29,7 +29,7 @@ from ..common.state import (
     waiters_to_text,
 )
 from ..common.timing import Timing
-from .errors import final
+from .errors import final, is_lost
 from .statement import Statement
 
 
@@ -211,8 +211,11 @@ class Statements:
             try:
                 yield
                 cursor.execute("COMMIT")
-            except Exception:
-                if connection.vendor != "sqlite" or connection.connection.in_transaction:  # a full disk has ended it
+            except Exception as error:
+                has_ended = is_lost(error)  # with its connection, and some drivers say less of that when asked again
+                if connection.vendor == "sqlite":
+                    has_ended = not connection.connection.in_transaction  # as where the disk is full
+                if not has_ended:
                     cursor.execute("ROLLBACK")  # where that fails, too, its error closes the connection
                 raise
 

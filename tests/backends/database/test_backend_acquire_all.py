@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 
 import pytest
-from django.db import Error
+from django.db import Error, connections
 
 from django_distlock import LockBackendError, lock, lock_all
 from django_distlock.backends.common import state
 from django_distlock.backends.common.state import Attempt
+from django_distlock.backends.database.connections import own_class
 from django_distlock.backends.database.sql import Statements
 from django_distlock.testing.tools import locked_names
 from django_distlock.types import Grant
-from tests.support.databases import row_key, statements_for
+from tests.support.databases import ALIAS, row_key, statements_for
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, renewer_of
 
 NAMES = ("a", "b", "c")
@@ -123,6 +124,24 @@ def test_the_slots_of_each_are_counted(backend):
     assert [request.slot for request in second] == [2, 2, 2]
     assert backend.acquire_all(requests(slots=2)) is None
     assert [backend.release(request) for request in first + second] == [True] * 6
+
+
+def test_a_connection_that_a_driver_opens_anew_unasked_counts_as_lost(mariadb_locks, before_write, monkeypatch):
+    """As PyMySQL does up to 1.1, when it is asked whether it is usable."""
+
+    def end_session(connection):
+        ended = connection.connection.thread_id()
+        with connections[ALIAS].cursor() as cursor:
+            cursor.execute("KILL %s", [ended])
+            eventually(
+                lambda: not cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", [ended])
+            )
+
+    before_write(2, end_session)
+    monkeypatch.setattr(own_class("django.db.backends.mysql"), "is_usable", lambda wrapper: True)
+    several = requests()
+    assert len(mariadb_locks.acquire_all(several)) == 3
+    assert all(request.in_doubt for request in several)
 
 
 class TestLostReplies:
