@@ -399,7 +399,7 @@ class TestLeases:
 
         lock_lost.connect(receiver)
         try:
-            with lock("name", slots=2, ttl=0.6) as first, lock("name", slots=2, ttl=0.6, on_lost="log") as second:
+            with lock("name", slots=2, ttl=3) as first, lock("name", slots=2, ttl=3, on_lost="log") as second:
                 [_, info] = locks["default"].look(["name"])[0]
                 force_release(info, by="somebody")
                 eventually(lambda: second.state is State.LOST)

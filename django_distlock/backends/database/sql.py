@@ -84,7 +84,7 @@ CLOCKS = {
 # How a transaction begins. The server ends a session in which nothing happens for a second, because its process was
 # stopped or cut off: it would keep its rows from all others. MySQL has no such limit, and takes it for a comment.
 BEGIN = {
-    "postgresql": ("BEGIN", "SET LOCAL idle_in_transaction_session_timeout = 1000"),
+    "postgresql": ("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 1000",),
     "mysql": ("SET autocommit = 1 /*M!100300 , SESSION idle_write_transaction_timeout = 1 */", "BEGIN"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
