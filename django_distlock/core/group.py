@@ -262,10 +262,16 @@ class GroupAcquisition:
 
     async def aanswer(self, acquisition: Acquisition) -> Lease | LockInfo:
         """``answer()`` for tasks."""
-        if acquisition.depends_on_transactions():
-            await acquisition.wait_for_transactions()
+        await self.alearn_transactions(acquisition)
         answer = await acquisition.aask()
         return await adrive(acquisition.steps(), acquisition.backend) if answer is None else answer
+
+    def learn_transactions(self, acquisition: Acquisition) -> None:
+        """Those that are open around the caller; a thread knows its own."""
+
+    async def alearn_transactions(self, acquisition: Acquisition) -> None:
+        if acquisition.depends_on_transactions():
+            await acquisition.wait_for_transactions()
 
     def steps(self) -> Steps[None]:
         """Acquire them all. Raises what the failure of one raises, and LockLost; then none is held."""
@@ -370,6 +376,7 @@ class GroupAcquisition:
         """Go on without any of the locks, by leases that were not granted."""
         self._by_handle, self._members = self._begin()
         for member in self._members:
+            yield Call("learn_transactions", (member.acquisition,))
             self._open.append(member)
             member.acquisition.conclude_unanswered(error)
         for member in self._members:

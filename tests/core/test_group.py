@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from django_distlock import (
@@ -644,6 +645,26 @@ class TestTransactions:
             with lock_all(lock("b"), lock("a")) as again:
                 assert again == (leases[1], leases[0])
         assert held() == []
+
+    @pytest.mark.parametrize("as_task", [False, True], ids=["thread", "task"])
+    def test_what_a_transaction_keeps_is_entered_while_the_store_is_down(self, as_task):
+        run = {"on_unavailable": "run"}
+
+        def entered():
+            with lock_all(lock("a", **run), lock("b", **run)) as leases:
+                return leases
+
+        async def aentered():
+            async with lock_all(lock("a", **run), lock("b", **run)) as leases:
+                return leases
+
+        with transaction.atomic():
+            with lock("a") as kept:
+                pass
+            with store_down():
+                leases = async_to_sync(aentered)() if as_task else entered()
+            assert leases[0] is kept
+            assert kept.is_held
 
     def test_what_is_given_back_does_not_wait_for_commit(self):
         hold_elsewhere("b")
