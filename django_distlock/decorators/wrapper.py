@@ -102,7 +102,10 @@ class LockedCallable:
             lease = lock.__enter__()
         except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
             if run and isinstance(problem, LockNotAcquired):
-                run.handle_busy(problem, retries=self._on_busy == "retry")
+                try:
+                    run.handle_busy(problem, retries=self._on_busy == "retry")
+                except LockBackendError as failure:
+                    return self._answer(failure, request, args, kwargs, run)
             return self._answer(problem, request, args, kwargs, run)
         try:
             if run or released:

@@ -241,6 +241,19 @@ class TestUnavailable:
             call(work)
         assert call(work) == "done"
 
+    def test_it_decides_also_where_the_store_fails_when_it_is_asked_who_has_the_lock(self, work, monkeypatch):
+        def fail(run, busy, *, retries):
+            raise LockBackendError("down")
+
+        def retry(run, problem):
+            raise Retry(exc=problem)
+
+        monkeypatch.setattr(Run, "handle_busy", fail)
+        monkeypatch.setattr(Run, "retry", retry)
+        with lock("name"), pytest.raises(Retry) as caught:
+            elsewhere(work)
+        assert isinstance(caught.value.exc, LockBackendError)
+
     def test_what_can_be_no_task_is_refused(self):
         async def coroutine(): ...
 
