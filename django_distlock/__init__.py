@@ -6,7 +6,7 @@ from .core.assertions import assert_locked, current_lease
 from .core.group import Leases, LockGroup, lock_all
 from .core.leader import Leadership, leader
 from .core.lease import Lease
-from .core.lock import Lock, Usage, lock
+from .core.lock import Lock, lock
 from .core.registry import LockBackends, locks
 from .decorators import distributed_lock, skip
 from .decorators.answers import respond
@@ -22,7 +22,7 @@ from .exceptions import (
     LockReentry,
     LockTimeout,
 )
-from .types import Holder, LockInfo, State
+from .types import Holder, LockInfo, State, Usage
 from .version import VERSION
 
 if TYPE_CHECKING:

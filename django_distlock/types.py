@@ -426,3 +426,19 @@ class CheckResult(NamedTuple):
     @property
     def is_error(self) -> bool:
         return self.level is Level.ERROR
+
+
+class Usage(NamedTuple):
+    """What of a lock is used now. ``slots``: how many may hold it at once. ``leases``: those that do, slot by slot."""
+
+    slots: int
+    leases: tuple[LockInfo, ...]
+
+    @property
+    def held(self) -> int:
+        """How many do. More than ``slots`` where others give a larger number."""
+        return len(self.leases)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.leases) >= self.slots

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import NamedTuple, NoReturn, Unpack
+from typing import NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
@@ -18,7 +18,7 @@ from ..exceptions import InvalidLockBackend, LockBackendError, LockError, LockLo
 from ..names import fixed_name, parse, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
 from ..signals import asend_signal, send_signal
-from ..types import Holder, LockInfo, LockRequest, State, current_execution, execution_kind
+from ..types import Holder, LockInfo, LockRequest, State, Usage, current_execution, execution_kind
 from ..utils.drive import adrive, drive
 from ..utils.events import about_event
 from ..utils.other_words import answer_other_words
@@ -99,22 +99,6 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
         handle = Lock(fixed_name(name), using, settled(**options) if options else DEFAULTS, "", "", caller)
     handle._made_at = frame.f_lasti
     return handle
-
-
-class Usage(NamedTuple):
-    """What of a lock is used now. ``slots``: how many may hold it at once. ``leases``: those that do, slot by slot."""
-
-    slots: int
-    leases: tuple[LockInfo, ...]
-
-    @property
-    def held(self) -> int:
-        """How many do. More than ``slots`` where others give a larger number."""
-        return len(self.leases)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.leases) >= self.slots
 
 
 @answer_other_words
@@ -210,12 +194,23 @@ class Lock:
         return self._holds.latest()
 
     def locked(self) -> bool:
-        """Whether somebody holds it now, or with ``slots`` so many do, as the store says. Who waits does not count."""
-        return self.usage().is_full
+        """Whether others would find it busy now, as the store says. Raises LockBackendError.
+
+        Somebody holds it; or with ``slots`` so many do, or somebody waits for more of them to end, whom nobody passes.
+        """
+        usage = self.usage()
+        if usage.is_full or not usage.held:
+            return usage.is_full
+        [waiting] = self._backend_now().count_waiters([self.name])
+        return bool(waiting)
 
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
-        return (await self.ausage()).is_full
+        usage = await self.ausage()
+        if usage.is_full or not usage.held:
+            return usage.is_full
+        [waiting] = await self._backend_now().acount_waiters([self.name])
+        return bool(waiting)
 
     def usage(self) -> Usage:
         """Who holds the lock now, as the store says. Raises LockBackendError."""

@@ -446,6 +446,18 @@ class TestWhatIsAsked:
             assert lock("name", slots=2).locked()
             assert lock("name").usage().held == 2
 
+    def test_it_is_locked_behind_who_waits_for_more_slots(self, calls):
+        """As another attempt finds it: nobody passes who allows fewer, and waits."""
+        waiter = lock_request("name", slots=1)
+        handle = lock("name", slots=3)
+        with held_elsewhere("name", slots=3):
+            assert not calls(handle).locked()
+            locks["default"].acquire(waiter, queue=True)
+            assert calls(handle).locked()
+            assert not calls(handle).acquire(blocking=False)
+            locks["default"].release(waiter)
+            assert not calls(handle).locked()
+
     def test_a_release_by_force_frees_one_slot(self):
         with held_elsewhere("name", slots=3), held_elsewhere("name", slots=3), held_elsewhere("name", slots=3):
             assert lock("name").force_release(slot=2) is True

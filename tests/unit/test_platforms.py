@@ -50,8 +50,8 @@ left_out = ("admin", "celery", "testing.plugin", "testing.contract", "testing.ru
 for module in pkgutil.walk_packages(django_distlock.__path__, "django_distlock."):
     if not module.name.removeprefix("django_distlock.").startswith(left_out):
         importlib.import_module(module.name)
-with lock("name", ttl=0.3) as lease:
-    time.sleep(1)
+with lock("name", ttl=1.5) as lease:
+    time.sleep(2)
     print(lease.state, flush=True)
 call_command("runlocked", "name", "--", sys.executable, "-c", "print('ran')")
 """
