@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
+from traceback import walk_tb
 from typing import Any
 
 from kazoo.exceptions import ConnectionDropped  # type: ignore[import-untyped]
@@ -111,6 +113,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             connection = super().create_connection(address, timeout=min(timeout, self._connect_timeout), **kwargs)
         except Exception as error:
             self.failure = str(error)
+            _close_left_open(error)
             raise
         self.connection = Connection(connection, address, sent_at)
         return self.connection
@@ -143,3 +146,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         """A greenlet that a fork has copied must not use what is the parent's."""
         if fork.is_copy(self._pid):
             raise SystemExit
+
+
+def _close_left_open(error: BaseException) -> None:
+    """Kazoo closes no socket on which TLS was refused, and keeps it in the frames of the error alone."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if isinstance(connection := frame.f_locals.get("conn"), ssl.SSLSocket):
+            connection.close()

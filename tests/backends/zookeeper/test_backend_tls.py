@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import pytest
@@ -47,14 +46,7 @@ def server(pki, tmp_path_factory):
 
 
 @pytest.fixture
-def collected():
-    """Kazoo leaves sockets whose handshake failed to the garbage collector, which warns of them."""
-    yield
-    gc.collect()
-
-
-@pytest.fixture
-def secured(collected, configured, server, pki, root):
+def secured(configured, server, pki, root):
     """``secured(**options)`` is a backend that trusts the authority, with a certificate of its own."""
 
     def secure(host="127.0.0.1", **options):
@@ -94,7 +86,6 @@ def test_a_long_answer_arrives_whole(secured):
         one.release()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")
 @pytest.mark.parametrize(
     ("options", "host", "told"),
     [
