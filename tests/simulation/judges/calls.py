@@ -260,7 +260,8 @@ class Judges:
         signals.lock_unavailable.connect(self._unavailable, weak=False)
         signals.lock_unavailable.asend_robust = self._aunavailable  # type: ignore[method-assign] - of this signal alone
         handler = logging.Handler()
-        handler.emit = self._logged  # type: ignore[method-assign]
+        # In the place of emit(), for which it would hold a lock that the simulation does not know.
+        handler.handle = self._logged  # type: ignore[assignment, method-assign]
         for name in ("django_distlock", "asyncio"):
             logging.getLogger(name).addHandler(handler)
             logging.getLogger(name).propagate = False
