@@ -26,11 +26,13 @@ from ..utils.events import about_event
 from .messages import HEADER as MESSAGE
 from .messages import task_of
 from .queued import DUPLICATE, HEADER, QUEUED, QueuedLease
+from .scheduled import HEADER as RUN
 from .tasks import UNIQUE_RUN
 from .unique_options import DEFAULT_TTL, Unique, Until, unique
 from .unique_runs import UniqueRun, publish
 
 ENTERED = "distlock_entered"  # attribute of the request of a run
+BY_BEAT = (RUN, "celery_beat_task")  # headers of what beats send: ours, and any beat of a Celery that is not too old
 CANVAS = ("chord", "chain", "group_id", "parent_id", "root_id", "reply_to")  # options of what a canvas sends
 
 logger = logging.getLogger("django_distlock")
@@ -236,7 +238,7 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         )  # fmt: skip
         if any(options.get(option) is not None for option in CANVAS):
             return send({**headers, HEADER: DUPLICATE})
-        return self._answer(found, is_beat=bool(headers.get("celery_beat_task")))
+        return self._answer(found, is_beat=any(header in headers for header in BY_BEAT))
 
     def _answer(self, found: UniqueHolder, *, is_beat: bool) -> Any:
         how, info = self._unique.on_duplicate, found.info

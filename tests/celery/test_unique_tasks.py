@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from django_distlock import InvalidLockName, LockBackendError, lock, locks
 from django_distlock.celery import TaskAlreadyQueued, UniqueTask, unique, unique_task
 from django_distlock.celery.queued import HEADER
+from django_distlock.celery.scheduled import header_of
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.signals import lock_busy
 from django_distlock.types import LockRequest
@@ -193,10 +194,11 @@ class TestPublishing:
             raise ValueError("roll back")
         assert names() == ["unique:work:7"]
 
-    def test_for_beat_a_duplicate_counts_as_sent(self, shop):
+    @pytest.mark.parametrize("header", [{"celery_beat_task": True}, {"distlock_run": header_of("entry", 1.0)}])
+    def test_for_beat_a_duplicate_counts_as_sent(self, shop, header):
         task = shop.unique(on_duplicate="raise")
         task.delay(7)
-        assert task.apply_async((7,), headers={"celery_beat_task": True}) is None
+        assert task.apply_async((7,), headers=header) is None
         assert shop.next() is not None
         assert shop.next() is None
 

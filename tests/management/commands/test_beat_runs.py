@@ -180,7 +180,6 @@ def test_run_now_sends_the_message_of_an_entry_once_and_moves_nothing(name, app,
     run = scheduled_run(type("Request", (), {"headers": headers}))
     assert run.entry == "nightly"
     assert abs((datetime.now(UTC) - run.scheduled_at).total_seconds()) < 60
-    assert headers["celery_beat_task"] is True
     assert dict(locmem_locks.runs()) == before
     assert "headers" not in app.conf.beat_schedule["nightly"].get("options", {})
 
