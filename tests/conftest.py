@@ -28,6 +28,7 @@ from django_distlock.backends.zookeeper import ZooKeeperBackend
 from django_distlock.celery import config
 from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
+from tests.support import certificates
 from tests.support import mariadb as mariadb_server
 from tests.support import postgres as postgres_server
 from tests.support import rabbitmq as rabbitmq_server
@@ -273,10 +274,13 @@ def cluster_locks(valkey_cluster: Cluster, settings: Any) -> Iterator[RedisBacke
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[zookeeper_server.Server]:
     """The ZooKeeper of this test process."""
-    if (java := zookeeper_server.program()) is None:
-        missing("zookeeper", "no java and zookeeper.jar found; install the package zookeeper")
-    with zookeeper_server.Server(java) as server:
+    with zookeeper_server.Server(zookeeper_server.needed_program()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> certificates.Certificates:
+    return certificates.needed(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

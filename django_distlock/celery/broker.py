@@ -13,6 +13,7 @@ from ..utils.clock import clock
 from ..utils.events import about_event
 
 RETRY = 1.0  # seconds after which a broker is asked again that did not answer
+LONGEST = 5.0  # seconds for an answer, where the options of the transport name no other time
 
 logger = logging.getLogger("django_distlock")
 
@@ -59,11 +60,18 @@ class Broker:
         return is_due_to_broker
 
     def _connect(self) -> None:
-        """By a new connection, which shows what the broker does now; then by the one that is to publish."""
+        """By a new connection, which shows what the broker does now; then by the one that is to publish.
+
+        AMQP has a limit of its own for the first one. On Redis a server that hangs would never answer.
+        """
         once = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
-        with self._connection().clone() as probe:
+        publishing = self._connection()
+        options = publishing.transport_options
+        if publishing.transport.driver_type == "redis":
+            options = {"socket_timeout": LONGEST, "socket_connect_timeout": LONGEST, **options}
+        with publishing.clone(transport_options=options) as probe:
             probe.ensure_connection(**once)
-        self._connection().ensure_connection(**once)
+        publishing.ensure_connection(**once)
 
     def _errors(self) -> tuple[type[Exception], ...]:
         connection = self._connection()

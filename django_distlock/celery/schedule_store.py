@@ -14,11 +14,11 @@ from math import inf
 
 from ..backends.optional import RunsBackend
 from ..core.registry import DEFAULT_ALIAS, locks
-from ..exceptions import RunRefused, UnreadableRun
+from ..exceptions import LockBackendError, RunRefused, UnreadableRun
 from ..names import LONGEST_ACCEPTED, stored_name
 from ..runs import DAY, MICROSECOND, LastRun, UnsentRun
 from ..types import new_token
-from ..utils.clock import sleep, wall_clock
+from ..utils.clock import clock, sleep, wall_clock
 from ..utils.events import about_event
 from .config import BeatSettings
 
@@ -26,7 +26,7 @@ MIN_TTL = 7 * DAY  # for which the store keeps a run after its entry is gone, or
 MAX_TTL = 10 * 366 * DAY
 NEVER = 1e8  # seconds; what django-celery-beat waits for rows that are done
 MOST_UNSENT = 100  # runs of an entry
-RESET_PAUSE = 0.2  # seconds
+RESET_PAUSE, RESET_TIMEOUT = 0.2, 30.0  # seconds
 CLOCK = ""  # stands for the clock of this host in ``_refused``, which has the names of entries
 
 logger = logging.getLogger("django_distlock")
@@ -66,12 +66,13 @@ def reset_run(entry: str, using: str = DEFAULT_ALIAS) -> bool:
     """Let an entry count from now on, as if it was new, and drop its unsent runs. False if the store has nothing of it.
 
     ``entry``: its name with the prefix, as ``recorded_runs()`` tells. Beats that run take that over when the entry is
-    due the next time. What cannot be read is replaced. Raises LockBackendError; RunRefused if the clock here is ahead.
+    due the next time. What cannot be read is replaced. Raises LockBackendError, also if beats were faster for half a
+    minute; RunRefused if the clock here is ahead.
     """
     backend = locks[using]
     if not isinstance(backend, RunsBackend):
         return False
-    name = stored_name(entry)
+    name, deadline = stored_name(entry), clock() + RESET_TIMEOUT
     while True:
         [current] = backend.find_runs([name])
         if current is None and not backend.forget_run(name):
@@ -81,6 +82,11 @@ def reset_run(entry: str, using: str = DEFAULT_ALIAS) -> bool:
         standing = backend.claim_run(name, current or fresh, fresh, MIN_TTL)
         if standing is None or standing.token == fresh.token:
             return True
+        if clock() >= deadline:
+            raise LockBackendError(
+                f"The entry {entry!r} is not reset: others moved it each time, for {RESET_TIMEOUT:g} s. Try again, or"
+                " stop its beats before."
+            )
         sleep(RESET_PAUSE)  # a beat was faster, or the store has lost its data a moment ago
 
 

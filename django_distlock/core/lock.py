@@ -19,7 +19,7 @@ from ..names import fixed_name, parse, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
 from ..signals import asend_signal, send_signal
 from ..types import Holder, LockInfo, LockRequest, State, Usage, current_execution, execution_kind
-from ..utils.drive import adrive, drive
+from ..utils.drive import Call, Steps, adrive, drive
 from ..utils.events import about_event
 from ..utils.other_words import answer_other_words
 from . import dropped, labels, transactions
@@ -198,18 +198,19 @@ class Lock:
 
         Somebody holds it; or with ``slots`` so many do, or somebody waits for more of them to end, whom nobody passes.
         """
-        usage = self.usage()
-        if usage.is_full or not usage.held:
-            return usage.is_full
-        [waiting] = self._backend_now().count_waiters([self.name])
-        return bool(waiting)
+        refuse_in_event_loop()
+        return drive(self._is_locked(), self._backend_now())
 
     async def alocked(self) -> bool:
         """``locked()`` for tasks."""
-        usage = await self.ausage()
+        return await adrive(self._is_locked(), self._backend_now())
+
+    def _is_locked(self) -> Steps[bool]:
+        [leases] = yield Call("look", ([self.name],))
+        usage = Usage(self._options.own.slots, tuple(leases))
         if usage.is_full or not usage.held:
             return usage.is_full
-        [waiting] = await self._backend_now().acount_waiters([self.name])
+        [waiting] = yield Call("count_waiters", ([self.name],))
         return bool(waiting)
 
     def usage(self) -> Usage:

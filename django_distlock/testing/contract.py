@@ -24,7 +24,7 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..types import Grant, LockInfo, LockRequest, Slot
 from ..utils.clock import clock
-from .tools import PATIENCE, WAYS, calling, eventually, lock_request, locked_names
+from .tools import PATIENCE, WAYS, calling, eventually, in_threads, lock_request, locked_names
 
 
 class LockBackendContract:
@@ -396,11 +396,7 @@ class LockBackendContract:
             backend.release(mine)
             done.append(number)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        in_threads(8, work)
         assert sorted(done) == list(range(8))
         assert set(most) == {1}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from ..types import Grant, LockInfo
-from .tools import eventually, lock_request, locked_names
+from .tools import eventually, in_threads, lock_request, locked_names
 
 
 class ExchangeContract:
@@ -102,17 +101,11 @@ class ExchangeContract:
     def test_of_many_who_exchange_one_lease_one_is_granted_it(self, backend: Any) -> None:
         old, granted = lock_request(ttl=60), []
         backend.acquire(old, queue=False)
-        barrier = threading.Barrier(4)
 
-        def exchange() -> None:
+        def exchange(number: int) -> None:
             new = lock_request(ttl=60)
-            barrier.wait()
             if isinstance(backend.exchange(old, new), Grant):
                 granted.append(new.token)
 
-        threads = [threading.Thread(target=exchange) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        in_threads(4, exchange)
         assert granted == [backend.look(["name"])[0][0].token]

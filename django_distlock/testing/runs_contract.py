@@ -12,7 +12,7 @@ from ..backends.optional import RunsBackend
 from ..exceptions import ClockIsAhead
 from ..runs import LastRun, UnsentRun
 from ..types import Grant
-from .tools import eventually, lock_request, locked_names
+from .tools import eventually, in_threads, lock_request, locked_names
 
 
 class RunsContract:
@@ -188,21 +188,16 @@ class RunsContract:
                 stamp = LastRun(float(number), f"host {number}", None, f"{number}")
                 backend.claim_run(entry, stamp, stamp, 60)
 
-        threads = [threading.Thread(target=tell, args=(number,)) for number in range(tellers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        in_threads(tellers, tell)
         assert [stamp.at for stamp in backend.find_runs(entries)] == [tellers - 1.0] * len(entries)
 
     def test_every_run_belongs_to_one_of_many_claimants(self, backend: Any) -> None:
         runs, claimants = 50, 8
         first = LastRun(0.0)
         self.know(backend, "entry", first)
-        start, won = threading.Barrier(claimants), []
+        won = []
 
         def claim(number: int) -> None:
-            start.wait(10)
             seen = first
             while seen.at < runs:
                 mine = LastRun(float(round(seen.at) + 1), f"host {number}", None, f"{number}/{seen.at}")
@@ -211,11 +206,7 @@ class RunsContract:
                     won.append(mine.at)
                 seen = standing or mine
 
-        threads = [threading.Thread(target=claim, args=(number,)) for number in range(claimants)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        in_threads(claimants, claim)
         assert sorted(won) == [float(run) for run in range(1, runs + 1)]
 
     def test_every_unsent_run_is_taken_over_by_one_of_many(self, backend: Any) -> None:
@@ -224,10 +215,9 @@ class RunsContract:
         unsent = tuple(UnsentRun(float(number), f"dead {number}") for number in range(runs))
         first = LastRun(100.0, "dead", 130.0, "1", 0, unsent)
         self.know(backend, "entry", first)
-        start, won = threading.Barrier(takers), []
+        won = []
 
         def take(number: int) -> None:
-            start.wait(10)
             known = first
             while left := [one for one in known.unsent if one.token.startswith("dead")]:
                 mine = UnsentRun(left[0].scheduled_at, f"taker {number}")
@@ -237,11 +227,7 @@ class RunsContract:
                     won.append(mine)
                 known = standing or run
 
-        threads = [threading.Thread(target=take, args=(number,)) for number in range(takers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        in_threads(takers, take)
         assert sorted(one.scheduled_at for one in won) == [one.scheduled_at for one in unsent]
         [last] = backend.find_runs(["entry"])
         assert sorted(last.unsent) == sorted(won)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +20,19 @@ def lock_request(
     name: str = "name", ttl: float = 10.0, label: str = "test", slots: int = 1, max_waiters: int = 0
 ) -> LockRequest:
     return LockRequest(name, ttl, Holder.here(label, slots=slots), slots=slots, max_waiters=max_waiters)
+
+
+def in_threads(number: int, work: Callable[[int], object]) -> None:
+    """``work(0)`` and so on in so many threads, which begin together, until all have ended. Raises what one raised."""
+    together = threading.Barrier(number)
+
+    def begin(index: int) -> None:
+        together.wait(PATIENCE)
+        work(index)
+
+    with ThreadPoolExecutor(number) as pool:
+        for one in [pool.submit(begin, index) for index in range(number)]:
+            one.result(2 * PATIENCE)
 
 
 def eventually(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:

@@ -11,6 +11,7 @@ if celery.VERSION[:2] < (5, 7):
     pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
 
 from celery.schedules import crontab
+from kombu import Connection
 
 from django_distlock import LockBackendError, signals
 from django_distlock.backends import locmem
@@ -18,6 +19,7 @@ from django_distlock.celery import beat, broker
 from tests.support.beats import Killed, World, gaps, task
 from tests.support.inside import lose_broker
 from tests.support.schedulers import FileBeat, MemoryBeat
+from tests.support.tools import eventually, in_a_thread
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 RESEND_AFTER = 20.0
@@ -288,6 +290,18 @@ def test_a_beat_that_cannot_publish_leaves_all_runs_to_the_others(fleets, caplog
     run_for(fleet, 30)
     assert len(fleet.times("plain")) - before == 6
     assert sum("The broker answers again" in record.message for record in caplog.records) == 1
+
+
+def test_a_broker_that_hangs_is_given_up(proxy, monkeypatch, caplog):
+    """Its server takes connections, and answers none of them."""
+    monkeypatch.setattr(broker, "LONGEST", 0.3)
+    with Connection(f"redis+socket://{proxy.socket}?virtual_host=1") as connection:
+        asked = broker.Broker(lambda: connection)
+        proxy.hang = True
+        assert in_a_thread(asked.answers) is False
+        proxy.hang = False
+        assert "leaves all runs to others until the broker answers" in caplog.text
+        eventually(asked.answers)
 
 
 def test_a_beat_that_starts_without_a_broker_claims_nothing(fleets):

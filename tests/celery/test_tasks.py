@@ -51,20 +51,6 @@ def shared_workers():
 
 
 @pytest.fixture
-def start(server, the_locks, tmp_path_factory):
-    """Starts workers of this test's own."""
-    started = []
-
-    def start(pool, **options):
-        started.append(Worker(server, tmp_path_factory.mktemp("w"), usable(pool), **options).start())
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.stop()
-
-
-@pytest.fixture
 def worker_of(the_locks, shared_workers, server, tmp_path_factory):
     """The worker that tests of one pool share."""
 

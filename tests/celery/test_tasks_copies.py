@@ -30,14 +30,6 @@ def shop():
 
 
 @pytest.fixture
-def beside(shop):
-    """In another thread, as in another process of a worker."""
-    with ThreadPoolExecutor(2) as pool:
-        yield pool.submit
-        shop.go.set()
-
-
-@pytest.fixture
 def used_again():
     """A task id. (Results are kept in the memory of this process.)"""
     return f"sync-{uuid.uuid4()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -39,13 +38,6 @@ def store(request):
 def shop():
     with UniqueShop() as shop:
         yield shop
-
-
-@pytest.fixture
-def beside(shop):
-    with ThreadPoolExecutor(2) as pool:
-        yield pool.submit
-        shop.go.set()
 
 
 def names():

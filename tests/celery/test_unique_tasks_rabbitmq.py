@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
-from kombu.transport.native_delayed_delivery import (
-    bind_queue_to_native_delayed_delivery_exchange,
-    declare_native_delayed_delivery_exchanges_and_queues,
-)
 
 from django_distlock import locks
-from tests.support.deliveries import UniqueShop
+from tests.support.deliveries import UniqueShop, shop_in_rabbitmq
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
@@ -19,19 +13,7 @@ pytestmark = pytest.mark.usefixtures("locmem_locks")
 
 @pytest.fixture(params=["classic", "quorum"])
 def shop(rabbitmq, request):
-    name = uuid.uuid4().hex
-    conf = {
-        "task_default_queue": name,
-        "task_default_queue_type": request.param,
-        "task_default_exchange": f"exchange-{name}",
-        "task_default_exchange_type": "topic",
-        "task_default_routing_key": name,
-    }
-    with UniqueShop(rabbitmq.url, **conf) as shop:
-        shop.queue.declare()
-        if request.param == "quorum":  # as a worker does when it starts
-            declare_native_delayed_delivery_exchanges_and_queues(shop.connection, "classic")
-            bind_queue_to_native_delayed_delivery_exchange(shop.connection, shop.app.amqp.queues[name])
+    with shop_in_rabbitmq(UniqueShop, rabbitmq.url, request.param) as shop:
         yield shop
 
 
@@ -54,11 +36,7 @@ def test_it_is_queued_and_run_once(shop):
 def test_what_a_lost_connection_delivers_again_is_run_once(shop):
     task = shop.unique()
     sent = task.delay(7)
-    first = eventually(lambda: shop.next(no_ack=False), 60)
-    shop.connection.close()
-    shop.connection = shop.app.connection_for_write()
-    copy = eventually(lambda: shop.next(no_ack=False), 60)
-    assert (first.delivery_info["redelivered"], copy.delivery_info["redelivered"]) == (False, True)
+    first, copy = shop.lose_connection()
     shop.deliver(copy)
     shop.deliver(first)
     assert shop.runs == [(7, 0)]

@@ -19,7 +19,7 @@ from example_project.valkey import Valkey
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually
 from tests.support.workers.harness import Worker
-from tests.support.workers.pools import pools, usable
+from tests.support.workers.pools import pools
 
 pytestmark = pytest.mark.slow
 
@@ -41,20 +41,6 @@ def the_locks(server, settings):
     }
     yield locks["brief"]
     locks.close()
-
-
-@pytest.fixture
-def start(server, tmp_path_factory):
-    """Starts workers."""
-    started = []
-
-    def start(pool="prefork", **options):
-        started.append(Worker(server, tmp_path_factory.mktemp("w"), usable(pool), **options).start())
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.stop()
 
 
 @pytest.fixture

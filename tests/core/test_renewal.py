@@ -321,6 +321,28 @@ def test_an_interrupt_of_its_end_leaves_it_to_be_renewed_or_forgotten(alone, ren
     hold.forget()
 
 
+def test_one_that_ends_while_it_is_taken_in_is_known_no_more(alone, renewer, hold, monkeypatch):
+    """Another thread ends it as soon as it finds it: here, before the guard is taken."""
+    lease, guard = hold("name", 60, ago=0, registers=False), renewer._guard
+    thread = threading.Thread(target=lambda: eventually(lambda: renewer.unregister(lease)))
+
+    class Guard:
+        def __enter__(self):
+            if thread.ident is None:
+                thread.start()
+                thread.join(0.3)
+            guard.acquire()
+
+        def __exit__(self, *_):
+            guard.release()
+
+    monkeypatch.setattr(renewer, "_guard", Guard())
+    renewer.register(lease)
+    thread.join()
+    assert not renewer.of_lock("name")
+    hold.forget()
+
+
 def test_the_leases_of_one_lock_are_known_until_they_end(alone, renewer, hold):
     first, second, third = leases = [hold("name", 60, ago=0, slots=3) for _ in range(3)]
     other = hold("other", 60, ago=0)

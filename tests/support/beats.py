@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from celery import Celery
@@ -24,11 +25,12 @@ class Connection:
     """To the broker of a world, from one beat."""
 
     connection_errors = channel_errors = ()
+    transport, transport_options = SimpleNamespace(driver_type="memory"), {}
 
     def __init__(self, beat):
         self.beat = beat
 
-    def clone(self):
+    def clone(self, **_):
         return self
 
     def __enter__(self):

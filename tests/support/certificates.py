@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.requirements import missing
+
 
 def is_there() -> bool:
     return shutil.which("openssl") is not None
@@ -18,6 +20,13 @@ class Pair:
 
     certificate: Path
     key: Path
+
+
+def needed(folder: Path) -> Certificates:
+    """For a test that is skipped where openssl is missing."""
+    if not is_there():
+        missing("openssl", "install the package openssl")
+    return Certificates(folder)
 
 
 class Certificates:

@@ -17,11 +17,11 @@ def said_by(*arguments: str) -> str:
     return out.getvalue()
 
 
-def said(*arguments, code=0, **options):
-    """What ``manage.py locks`` prints; it must end with that code."""
+def said(*arguments, code=0, command="locks", **options):
+    """What it prints; it must end with that code."""
     out = io.StringIO()
     try:
-        call_command("locks", *arguments, stdout=out, no_color=True, **options)
+        call_command(command, *arguments, stdout=out, no_color=True, **options)
         ended = 0
     except CommandError as error:
         ended = error.returncode

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 import uuid
+from contextlib import contextmanager
 
 from celery import Celery, current_app
 from celery.exceptions import Reject
 from celery.worker.request import Request
+from kombu.transport.native_delayed_delivery import (
+    bind_queue_to_native_delayed_delivery_exchange,
+    declare_native_delayed_delivery_exchanges_and_queues,
+)
 
 from django_distlock import distributed_lock
 from django_distlock.celery import UniqueTask, unique
+from tests.support.tools import eventually
 
 
 class Shop:
@@ -73,6 +79,15 @@ class Shop:
             delivered.delivery_info["redelivered"] = redelivered
         delivered.execute()
 
+    def lose_connection(self):
+        """With the message that is next, unacknowledged. Returns it, and the copy that the broker delivers."""
+        first = eventually(lambda: self.next(no_ack=False), 60)
+        self.connection.close()
+        self.connection = self.app.connection_for_write()
+        copy = eventually(lambda: self.next(no_ack=False), 60)
+        assert (first.delivery_info["redelivered"], copy.delivery_info["redelivered"]) == (False, True)
+        return first, copy
+
     def drain(self):
         while message := self.next():
             self.deliver(message)
@@ -114,3 +129,22 @@ class UniqueShop(Shop):
             return value
 
         return self.app.task(name="other", shared=False)(other)
+
+
+@contextmanager
+def shop_in_rabbitmq(kind, url, queue_type):
+    """A shop whose queue is behind a topic exchange. Messages for later wait in RabbitMQ, if it is a quorum queue."""
+    name = uuid.uuid4().hex
+    conf = {
+        "task_default_queue": name,
+        "task_default_queue_type": queue_type,
+        "task_default_exchange": f"exchange-{name}",
+        "task_default_exchange_type": "topic",
+        "task_default_routing_key": name,
+    }
+    with kind(url, **conf) as shop:
+        # As a worker does when it starts; queues of the classic kind are made sooner.
+        declare_native_delayed_delivery_exchanges_and_queues(shop.connection, "classic")
+        shop.queue.declare()
+        bind_queue_to_native_delayed_delivery_exchange(shop.connection, shop.app.amqp.queues[name])
+        yield shop

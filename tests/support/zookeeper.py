@@ -21,6 +21,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from tests.support.cluster import free_ports
 from tests.support.inside import kazoo_of
 from tests.support.proxy import Proxy, Stream
+from tests.support.requirements import missing
 from tests.support.sentinel import free_port
 from tests.support.tools import eventually
 
@@ -39,6 +40,13 @@ JAVA_OPTIONS = (
 def program() -> str | None:
     """The Java that runs it; None where that or ZooKeeper is missing."""
     return shutil.which("java") if Path(JARS).exists() else None
+
+
+def needed_program() -> str:
+    """It, for a test that is skipped where it is missing."""
+    if (java := program()) is None:
+        missing("zookeeper", "no java and zookeeper.jar found; install the package zookeeper")
+    return java
 
 
 class TcpProxy(Proxy):

@@ -38,7 +38,7 @@ from .topology import Topology, server_topology
 logger = logging.getLogger("django_distlock")
 new_tuple = tuple.__new__
 
-LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LOOK in release.lua
+LONGEST_LOOK_INTERVAL = 8.0  # seconds: a third of the queue_ttl, and LONGEST in release.lua
 # In one round trip, which takes a server some 80 ms. It reads them in parts and serves others in between: a PING waits
 # for 7 ms then, and for 4 ms beside a thousand, as measured.
 RENEWALS = 10_000
@@ -143,7 +143,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             reply = yield Call("send", ((question,), request.deadline))
             if not reply.is_by_next_owner:
                 listener.note_count(name, self._operations.counts_ears(reply))
-        return listener.is_counted(name)  # type: ignore[no-any-return]
+        counted: bool = listener.is_counted(name)
+        return counted
 
     def _will_look(self, request: LockRequest) -> None:
         if request.place and request.inbox != POLLS:
@@ -196,7 +197,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
-        return self._listener.is_ready  # type: ignore[no-any-return]
+        is_ready: bool = self._listener.is_ready
+        return is_ready
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         with self._polling(request, timeout) as seconds:
@@ -377,7 +379,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:
-            return (yield Call("send", (commands,)))  # type: ignore[no-any-return]
+            reply: Reply = yield Call("send", (commands,))
+            return reply
 
         return drive(steps(), self._client, self._translated)
 

@@ -132,9 +132,10 @@ class Operations(Inspection):
 
     @staticmethod
     def _is_crowded(attempt: Attempt, place: OwnPlace, line: Line, rest: FoundRest | None) -> bool:
-        most, before = attempt.request.most_places, line.places.index(place.place)
-        is_resting = rest is not None and not rest.is_over
-        return 0 < most <= (before if is_resting else before - 1)  # else the first one does not wait, but has the lock
+        if not (most := attempt.request.most_places):
+            return False
+        before, is_resting = line.places.index(place.place), rest is not None and not rest.is_over
+        return most <= (before if is_resting else before - 1)  # else the first one does not wait, but has the lock
 
     def _take(self, attempt: Attempt, place: OwnPlace, sight: Sight, over: FoundRest | None) -> Steps[Grant | None]:
         """The lock is its own. What is to be written with the grant is written in one step. ``over``: an old rest."""

@@ -75,7 +75,7 @@ class Command(BaseCommand):
             rows = [("ENTRY", "LAST RUN", "SENT BY", "NEXT EXPECTED", "NOT SENT YET"), *map(_row, runs)]
             heading, *lines = table(rows)
             self.stdout.write("\n".join([self.style.MIGRATE_HEADING(heading), *lines]))
-        self.stdout.write(f"{len(runs)} entries")
+        self.stdout.write("1 entry" if len(runs) == 1 else f"{len(runs)} entries")
 
     def _run_now(self, name: str) -> None:
         try:

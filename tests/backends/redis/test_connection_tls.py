@@ -17,8 +17,6 @@ from django_distlock.backends.redis.connection import hang_up
 from django_distlock.backends.redis.errors import is_about_certificates
 from django_distlock.backends.redis.scripts import pack
 from example_project.valkey import Valkey
-from tests.support import certificates
-from tests.support.requirements import missing
 from tests.support.sentinel import SERVICE, Watched, free_port, warm_up
 from tests.support.servers import program_of
 from tests.support.stores import REDIS
@@ -27,13 +25,6 @@ from tests.support.tools import PATIENCE, eventually
 pytestmark = pytest.mark.slow
 
 WRONG = "TLS failed: check the certificates that DISTRIBUTED_LOCKS['default']['LOCATION'] names"
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    if not certificates.is_there():
-        missing("openssl", "install the package openssl")
-    return certificates.Certificates(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture(scope="module")

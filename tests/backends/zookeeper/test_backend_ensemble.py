@@ -13,9 +13,8 @@ from django_distlock.types import Grant, Level
 from django_distlock.utils.clock import clock
 from tests.support.inside import client_of
 from tests.support.leases import deadline_of
-from tests.support.requirements import missing
 from tests.support.tools import PATIENCE, eventually, insist, lock_request
-from tests.support.zookeeper import Ensemble, program
+from tests.support.zookeeper import Ensemble, needed_program
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +23,8 @@ TIMEOUT = 10.0  # which tests wait for, and long enough for a busy machine
 
 @pytest.fixture(scope="module")
 def three_servers():
-    if (java := program()) is None:
-        missing("zookeeper", "no java and zookeeper.jar found; install the package zookeeper")
     # A follower that is cut off serves its clients for six seconds.
-    with Ensemble(java, syncLimit=30) as ensemble:
+    with Ensemble(needed_program(), syncLimit=30) as ensemble:
         yield ensemble
 
 

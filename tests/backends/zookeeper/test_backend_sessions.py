@@ -17,7 +17,7 @@ from django_distlock.utils.clock import clock
 from tests.support.inside import client_of, kazoo_of
 from tests.support.leases import deadline_of
 from tests.support.programs import FORKS, in_a_fork
-from tests.support.tools import PATIENCE, eventually, insist, lock_request, queue_of, threads_of
+from tests.support.tools import PATIENCE, eventually, insist, lock_request, queue_of, renewer_of, threads_of
 from tests.support.zookeeper import Server, expire_session, program
 
 pytestmark = pytest.mark.slow
@@ -210,6 +210,14 @@ class TestTheDeadline:
         assert received(zookeeper) - before < 20 * rounds
         for request in requests:
             assert backend.release(request)
+
+    def test_a_request_that_reached_no_server_leaves_nothing_to_release(self, proxied, proxy, calls):
+        """Else an outage would gather one for each request."""
+        proxy.refuse()
+        for name in ("one", "two"):
+            with pytest.raises(LockBackendError):
+                calls(lock(name, wait=1)).acquire()
+            assert not renewer_of(proxied).is_cleaning
 
     def test_a_session_that_nobody_confirmed_for_long_is_confirmed_before_a_grant(self, proxied, proxy, monkeypatch):
         """As where the process was stopped; by another connection, because two requests would take a second."""

@@ -7,26 +7,15 @@ import threading
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from tests.support import certificates
-from tests.support.requirements import missing
 from tests.support.sentinel import free_port
 from tests.support.tools import renewer_of
-from tests.support.zookeeper import Server, program
+from tests.support.zookeeper import Server, needed_program
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory):
-    if not certificates.is_there():
-        missing("openssl", "install the package openssl")
-    return certificates.Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def server(pki, tmp_path_factory):
-    if (java := program()) is None:
-        missing("zookeeper", "no java and zookeeper.jar found; install the package zookeeper")
     key = tmp_path_factory.mktemp("keys") / "server.pem"
     key.write_text(pki.server.key.read_text() + pki.server.certificate.read_text())
     settings = {
@@ -40,7 +29,7 @@ def server(pki, tmp_path_factory):
         "ssl.clientAuth": "need",
         "ssl.hostnameVerification": "false",
     }
-    with Server(java, **settings) as server:
+    with Server(needed_program(), **settings) as server:
         server.secure_port = settings["secureClientPort"]
         yield server
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 import celery
 import pytest
 from celery import Celery
-from django.core.management import CommandError, call_command
 
-from django_distlock import locks
+from django_distlock import LockBackendError, locks
+from django_distlock.celery import schedule_store
 from django_distlock.celery.schedule_store import ScheduleStore, recorded_runs, reset_run
 from django_distlock.celery.scheduled import scheduled_run
 from django_distlock.runs import LastRun, UnsentRun
+from tests.support import commands
 from tests.support.inside import runs_of
 from tests.support.tools import backend_on
 
@@ -24,18 +25,7 @@ NOON = 1_705_305_600.0  # 2024-01-15 08:00 UTC
 pytestmark = pytest.mark.django_db
 
 backend = backend_on("redis", "sqlite", "locmem", "zookeeper")
-
-
-def said(*arguments, code=0):
-    out = io.StringIO()
-    try:
-        call_command("beat_runs", *arguments, stdout=out, no_color=True)
-        ended = 0
-    except CommandError as error:
-        ended = error.returncode
-        out.write(f"\n{error}")
-    assert ended == code, out.getvalue()
-    return out.getvalue()
+said = partial(commands.said, command="beat_runs")
 
 
 def ran(entry, *, app="shop", **values):
@@ -116,6 +106,15 @@ def test_a_stamp_that_is_a_little_ahead_is_moved_on_and_not_back(locmem_locks, m
     assert reset_run("shop:report")
     [stamp] = locmem_locks.find_runs(["shop:report"])
     assert ahead.at < stamp.at < ahead.at + 1
+
+
+def test_a_reset_ends_where_others_are_faster_each_time(locmem_locks, monkeypatch):
+    monkeypatch.setattr(schedule_store, "RESET_TIMEOUT", 0.3)
+    monkeypatch.setattr(locmem_locks, "claim_run", lambda name, seen, now, ttl: LastRun(NOON, "web-1"))
+    ran_at = LastRun(NOON, "web-1")
+    monkeypatch.setattr(locmem_locks, "find_runs", lambda names: [ran_at])
+    with pytest.raises(LockBackendError, match="The entry 'shop:report' is not reset: others moved it"):
+        reset_run("shop:report")
 
 
 def test_the_alias_is_that_of_the_setting_or_is_named(locmem_locks, settings):

@@ -93,17 +93,21 @@ def hard(name):
     wait_for_word(name)
 
 
+def wait_in_first_run(task, name):
+    """For the test; a second run is seen to end."""
+    with journal() as book:
+        is_first = book.incr(f"runs:{name}") == 1
+    write(name, "run", id=task.request.id)
+    if is_first:
+        wait_for_word(name)
+    write(name, "done", id=task.request.id)
+    return name
+
+
 @shared_task(name="late", bind=True, acks_late=True, reject_on_worker_lost=True)
 @distributed_lock("job:{name}", ttl=2, on_busy="skip")
 def late(self, name):
-    """Waits for the test in its first run only, so that a second one is seen to end."""
-    with journal() as book:
-        is_first = book.incr(f"runs:{name}") == 1
-    write(name, "run", id=self.request.id)
-    if is_first:
-        wait_for_word(name)
-    write(name, "done", id=self.request.id)
-    return name
+    return wait_in_first_run(self, name)
 
 
 @shared_task(name="retrying", bind=True, max_retries=2)
@@ -189,14 +193,7 @@ def unique(self, name, do="return"):
 
 @unique_task("{name}", name="unique_late", bind=True, using="brief", acks_late=True, reject_on_worker_lost=True)
 def unique_late(self, name):
-    """Waits for the test in its first run only."""
-    with journal() as book:
-        is_first = book.incr(f"runs:{name}") == 1
-    write(name, "run", id=self.request.id)
-    if is_first:
-        wait_for_word(name)
-    write(name, "done", id=self.request.id)
-    return name
+    return wait_in_first_run(self, name)
 
 
 @unique_task(

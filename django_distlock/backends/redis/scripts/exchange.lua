@@ -7,17 +7,14 @@
 --       | errors NEWER and UNREADABLE: see acquire.lua
 
 -- include lock.lua
+-- include retire.lua
 
-local new, holder, ttl, old, retire = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local new, holder, ttl, old = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local theirs = '1 ' .. old .. ' h'
 
 lease = redis.call('GET', KEYS[1])
 local refusal = read_others()
-if retire > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ms())
-  redis.call('ZADD', KEYS[3], 'GT', ms() + retire, old)
-  if redis.call('PTTL', KEYS[3]) < retire then redis.call('PEXPIRE', KEYS[3], retire) end
-end
+retire(old, tonumber(ARGV[5]))
 local slot, value = 1, lease
 if not lease or string.sub(lease, 1, 30) ~= theirs then slot, value = in_others(string.sub(theirs, 1, 29)) end
 if not slot or string.sub(value, 1, 30) ~= theirs or redis.call('ZSCORE', KEYS[3], new) then

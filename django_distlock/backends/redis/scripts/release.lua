@@ -20,9 +20,10 @@ if not ARGV[3] and redis.call('EXISTS', KEYS[2]) == 0
 end
 
 -- include lock.lua
+-- include retire.lua
 
 local LONGEST = 8000 -- ms after which each waiter looks by itself, at the latest
-local token, cooldown, retire = ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0)
+local token, cooldown = ARGV[1], tonumber(ARGV[3] or 0)
 local inbox, slots = ARGV[5] or '', ARGV[8] or '0001'
 local mine = '1 ' .. token .. ' '
 grant = ARGV[2]
@@ -41,11 +42,7 @@ if first or not is_first then refusal = read_others() end -- else nobody is inte
 if not is_first then slot, value = in_others(mine) end
 if is_newer(first) or is_newer(lease) and not slot then return NEWER end
 
-if retire > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ms())
-  redis.call('ZADD', KEYS[3], 'GT', ms() + retire, token)
-  if redis.call('PTTL', KEYS[3]) < retire then redis.call('PEXPIRE', KEYS[3], retire) end
-end
+retire(token, tonumber(ARGV[4] or 0))
 
 if inbox == 'polls' then redis.call('ZREM', KEYS[3], '?' .. token) end
 if not slot then
