@@ -65,7 +65,7 @@ class AdoptedLease(Lease):
         except (LockLost, LockNotHeld):
             raise
         except BaseException:  # nobody will leave it
-            self._release_after_interrupt()
+            self._release_after_interrupt(tells=True)
             raise
 
     async def __aenter__(self) -> Self:

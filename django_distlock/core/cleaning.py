@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from math import inf
 
 from ..backends.base import BaseLockBackend
@@ -21,10 +22,14 @@ class PendingRelease:
     """A release that is tried until its TTL has freed the lock anyway.
 
     ``until`` is inf where no TTL does that: such a release is tried until it is made, or refused for good.
+    ``on_released`` is called once the store says that it has freed the lock.
     """
 
-    def __init__(self, request: LockRequest, cooldown_until: float, until: float) -> None:
+    def __init__(
+        self, request: LockRequest, cooldown_until: float, until: float, on_released: Callable[[], None] | None
+    ) -> None:
         self.request = request
+        self.on_released = on_released
         self.cooldown_until = cooldown_until
         self.until = until
         self.told = False
@@ -42,12 +47,12 @@ class Cleaner:
         self._pending: dict[str, PendingRelease] = {}
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self.release)
 
-    def add(self, request: LockRequest, cooldown: float) -> None:
+    def add(self, request: LockRequest, cooldown: float, on_released: Callable[[], None] | None) -> None:
         if request.is_offer and request.token in self._pending:
             return  # what is there gives back more
         now = clock()
         until = inf if self._backend.has_sessions else now + request.retires_for
-        self._pending[request.token] = PendingRelease(request, now + cooldown, until)
+        self._pending[request.token] = PendingRelease(request, now + cooldown, until, on_released)
         self._worker.nudge()
 
     @property
@@ -75,7 +80,9 @@ class Cleaner:
                 continue
             name, began = pending.request.name, clock()
             try:
-                yield Call("release", (pending.request, pending.cooldown))
+                released = yield Call("release", (pending.request, pending.cooldown))
+                if released and pending.on_released:
+                    pending.on_released()
             except LockBackendError as error:
                 if began < pending.until and not (error.is_final and pending.until == inf):
                     if error.was_asked and not pending.told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Set
+from collections.abc import Callable, Set
 from datetime import UTC, datetime, timedelta
 from math import inf
 from random import random
@@ -40,7 +40,9 @@ class LeaseRenewer(Protocol):
     def unregister(self, lease: Lease) -> bool: ...
     def wake(self, key: str) -> None: ...
     def wake_first(self, key: str) -> None: ...
-    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool: ...
+    def release_in_background(
+        self, request: LockRequest, *, cooldown: float = 0.0, on_released: Callable[[], None] | None = None
+    ) -> bool: ...
 
 
 RELEASED = State.RELEASED  # an enum takes long to find its members
@@ -325,7 +327,7 @@ class Lease(Belief):
             released = self._backend.release(self._request, self._begin_release())
             self._renewer.wake_first(self._request.key)
         except BaseException as error:
-            if self._release_after_failure(error):
+            if self._release_after_failure(error, tells=True):
                 return
             raise
         self._conclude_release(released)
@@ -338,7 +340,7 @@ class Lease(Belief):
             released = await self._backend.arelease(self._request, self._begin_release())
             self._renewer.wake_first(self._request.key)
         except BaseException as error:
-            if self._release_after_failure(error):
+            if self._release_after_failure(error, tells=True):
                 return
             raise
         self._conclude_release(released)
@@ -352,7 +354,7 @@ class Lease(Belief):
     def _release_in_background(self) -> None:
         """Release it in the background, for one who cannot wait for the store."""
         if self._renewer.unregister(self):
-            self._renewer.release_in_background(self._request, cooldown=self._mark_released())
+            self._free_in_background(tells=True)
 
     def _release_retainer(self, retainer: object, *, promptly: bool = True) -> None:
         """What it was held for after it was left is over: release it if that was the last.
@@ -383,18 +385,26 @@ class Lease(Belief):
             raise self._dropped_error()
         return self._mark_released()
 
-    def _release_after_interrupt(self) -> None:
+    def _release_after_interrupt(self, *, tells: bool = False) -> None:
         """Free it in the background, also if a release has begun: the caller was interrupted, or the store failed."""
         self._renewer.unregister(self)
         if not self._is_detached:
-            self._renewer.release_in_background(self._request, cooldown=self._mark_released())
+            self._free_in_background(tells=tells)
 
-    def _release_after_failure(self, error: BaseException) -> bool:
+    def _release_after_failure(self, error: BaseException, *, tells: bool = False) -> bool:
         """Free it in the background, unless it has ended. Whether the store was not even asked, as it is known away."""
         if isinstance(error, LockLost | LockNotHeld):
             return False
-        self._release_after_interrupt()
+        self._release_after_interrupt(tells=tells)
         return isinstance(error, LockBackendError) and not error.was_asked
+
+    def _free_in_background(self, *, tells: bool) -> None:
+        """``tells``: whether the signal is sent once it is freed. Of what nobody was told to have, nobody is."""
+        on_released = self._tell_released if tells else None
+        self._renewer.release_in_background(self._request, cooldown=self._mark_released(), on_released=on_released)
+
+    def _tell_released(self) -> None:
+        self._send_in_background(signals.lock_released, held=self._held_for)
 
     def _conclude_release(self, released: bool) -> None:
         if not released:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
@@ -117,16 +117,18 @@ class Renewer:
         """Whether some request is not released yet."""
         return self._cleaner.is_busy
 
-    def release_in_background(self, request: LockRequest, *, cooldown: float = 0.0) -> bool:
+    def release_in_background(
+        self, request: LockRequest, *, cooldown: float = 0.0, on_released: Callable[[], None] | None = None
+    ) -> bool:
         """Free whatever the request may have got, in the background. False if it cannot be.
 
-        ``cooldown``: seconds the lock shall stay taken from now.
+        ``cooldown``: seconds the lock shall stay taken from now. ``on_released`` is called once it is freed.
 
         The garbage collector may call it, from anywhere. In a forked child it does nothing: its parent takes that back.
         """
         if self._pid != fork.pid():
             return False
-        self._cleaner.add(request, cooldown)
+        self._cleaner.add(request, cooldown, on_released)
         return True
 
     def release_all(self) -> None:

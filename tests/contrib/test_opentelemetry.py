@@ -93,6 +93,15 @@ class TestSpans:
         assert 0 <= seconds(hold) < 60
         assert hold.status.status_code is StatusCode.UNSET
 
+    def test_of_a_release_in_the_background(self, exported, calls):
+        handle = lock("order:{}", 42)
+        calls(handle).acquire()
+        with store_down(), pytest.raises(LockBackendError):
+            calls(handle).release()
+        [hold] = eventually(lambda: exported.finished("distlock.hold"))
+        assert hold.attributes["outcome"] == "released"
+        assert exported.count("distlock.hold", **ORDER) == 1
+
     def test_of_what_is_not_acquired(self, exported, calls):
         hold_elsewhere("order:42")
         assert calls(lock("order:{}", 42)).acquire(timeout=0.1) is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from contextvars import copy_context
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_what_is_freed_by_force(told):
 
 def test_a_handle_that_is_dropped(told):
     handle = lock("order:{}", 42)
-    handle.acquire()
+    copy_context().run(handle.acquire)  # this context would remember it for as long as it stands
     with pytest.warns(ResourceWarning):
         del handle
         gc.collect()

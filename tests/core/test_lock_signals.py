@@ -6,11 +6,13 @@ import asyncio
 import threading
 
 import pytest
+from django.http import StreamingHttpResponse
 
-from django_distlock import LockBackendError, LockLost, lock, locks, signals
+from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks, signals
+from django_distlock.core.holds import Holds
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere
-from tests.support.tools import backend_on, eventually
+from tests.support.tools import backend_on, eventually, locked_names
 
 backend = backend_on("redis", "locmem", "sqlite")
 
@@ -82,6 +84,53 @@ def test_forced_tells_it_where_this_process_holds_the_lock(calls, heard):
     others = heard.pop("lock_forced")
     assert (mine["template"], others["template"]) == ("order:{}", "order:7")
     assert (mine["info"].template, others["info"].template) == ("order:{}", "")
+
+
+def test_a_release_in_the_background_is_told_when_the_store_has_made_it(calls, heard):
+    handle = lock("order:{}", 42)
+    calls(handle).acquire()
+    lease = handle.lease
+    with store_down():
+        with pytest.raises(LockBackendError):
+            calls(handle).release()
+        assert "lock_released" not in heard
+    released = eventually(lambda: heard.get("lock_released"))
+    assert (released["lease"], released["template"]) == (lease, "order:{}")
+    assert 0 <= released["held"] < 60
+
+
+def test_a_response_that_is_closed_in_an_event_loop_tells_the_release(heard, rf):
+    @distributed_lock("order:{pk}")
+    async def view(request, pk):
+        return StreamingHttpResponse(["part"])
+
+    async def respond():
+        (await view(rf.get("/"), pk=42)).close()
+
+    asyncio.run(respond())
+    assert eventually(lambda: heard.get("lock_released"))["lease"] is heard["lock_acquired"]["lease"]
+
+
+def test_of_a_lease_that_nobody_learned_of_no_release_is_told(heard, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def receive(name, **_):
+        released.append(name)
+
+    released = []
+    signals.lock_released.connect(receive)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Holds, "enter", interrupted)
+        lock("order:{}", 42).acquire()
+    eventually(lambda: not locked_names(locks["default"]))
+    handle = lock("order:{}", 43)
+    handle.acquire()
+    with store_down(), pytest.raises(LockBackendError):
+        handle.release()
+    eventually(lambda: "order:43" in released)
+    assert released == ["order:43"]  # they are told in order
+    assert heard["lock_acquired"]["name"] == "order:43"
 
 
 def test_renewed(calls, heard):
