@@ -34,7 +34,7 @@ from django_distlock.core.acquire import Acquisition
 from django_distlock.types import current_execution
 from django_distlock.utils.other_words import OF_LEASES
 from tests.support.leases import hold_elsewhere, lease_of, request_of
-from tests.support.tools import backend_on, eventually, lock_request, renewer_of
+from tests.support.tools import ALLOWANCE, backend_on, ending_within, eventually, lock_request, renewer_of
 
 backend = backend_on("redis", "locmem", "postgres", "sqlite")
 
@@ -81,7 +81,7 @@ class TestTheProtocolOfThreadingLock:
         hold_elsewhere()
         began = time.monotonic()
         assert calls(lock("name", wait=0.2)).acquire() is False
-        assert 0.2 <= time.monotonic() - began < 3
+        assert 0.2 <= time.monotonic() - began < 0.2 + ALLOWANCE
         assert calls(lock("name", wait=60)).acquire(timeout=0.05) is False
 
     def test_waits_until_the_holder_releases(self, calls):
@@ -368,11 +368,9 @@ class TestWith:
 class TestReentry:
     def test_waiting_for_oneself_is_told_at_once(self):
         with lock("name"):
-            began = time.monotonic()
             message = "this very thread already.*without the lock; or give reentrant=True to .* entered again\\.$"
-            with pytest.raises(LockReentry, match=message), lock("name", wait=60):
+            with ending_within(1), pytest.raises(LockReentry, match=message), lock("name", wait=60):
                 pytest.fail("the body ran")
-            assert time.monotonic() - began < 5
             assert lock("name").acquire(blocking=False) is False
         assert not lock("name").locked()
 
@@ -406,7 +404,7 @@ class TestReentry:
     def test_a_task_that_waits_by_acquire_is_warned(self, caplog):
         async def main():
             async with lock("name"):
-                assert await lock("name").aacquire(timeout=0.1) is False
+                assert await lock("name").aacquire(timeout=1) is False
 
         asyncio.run(main())
         assert "by the very task that holds it" in caplog.text

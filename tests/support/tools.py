@@ -17,10 +17,14 @@ from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, lock_request, locked_names
 
+ALLOWANCE = 20.0  # seconds
+
 __all__ = [
+    "ALLOWANCE",
     "PATIENCE",
     "aeventually",
     "backend_on",
+    "ending_within",
     "eventually",
     "insist",
     "keeping_a_journal",
@@ -48,6 +52,18 @@ def queue_of(backend: BaseLockBackend) -> LocalQueue:
 def threads_of(kind: str, alias: str = "default") -> list[threading.Thread]:
     """Those of this process that do that for an alias, by their names."""
     return [thread for thread in threading.enumerate() if thread.name == f"distlock-{kind}-{alias}"]
+
+
+@contextmanager
+def ending_within(seconds: float) -> Iterator[None]:
+    """Fail if the block takes longer, even where a busy machine has kept it for ``ALLOWANCE`` seconds.
+
+    What it must not wait for lasts longer than both together.
+    """
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds + ALLOWANCE, f"took {took:.1f} s instead of {seconds:g}"
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:

@@ -51,7 +51,7 @@ from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
 from tests.support.stores import DATABASE
-from tests.support.tools import PATIENCE, eventually, lock_request, locked_names, queue_of, threads_of
+from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, locked_names, queue_of, threads_of
 
 pytestmark = pytest.mark.slow
 
@@ -488,7 +488,7 @@ class TestWaiting:
 
 @pytest.fixture
 def proxy(postgres, postgres_database, settings, tmp_path_factory):
-    with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
+    with through(postgres, tmp_path_factory.mktemp("p"), settings, timeout=3.0) as proxy:
         yield proxy
 
 
@@ -595,10 +595,8 @@ class TestFaults:
         """S16, also for a call that has a connection."""
         calls(locks["default"]).look(["name"])
         proxy.hang = True
-        began = clock()
-        with pytest.raises(LockBackendError, match="'proxied' of the locks 'default'"):
+        with ending_within(9), pytest.raises(LockBackendError, match="'proxied' of the locks 'default'"):
             calls(lock("name", wait=0)).acquire()
-        assert clock() - began < 4.5  # libpq waits two seconds for a connection at least
 
     @pytest.mark.parametrize("way", ["acquire", "release", "renew"])
     def test_a_server_that_restarts_is_tried_again(self, postgres, postgres_database, settings, tmp_path_factory, way):

@@ -130,7 +130,7 @@ def unreadable_row(backend):
     try:
         yield
     finally:
-        with backend.pool.connection(5) as connection, connection.cursor() as cursor:
+        with backend.pool.connection(PATIENCE) as connection, connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {TABLE}")
 
 

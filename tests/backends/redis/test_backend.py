@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockLost, State, __version__, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.operations import ACQUIRE, EXCHANGE, RELEASE, RENEW, RENEW_SLOT, Operations
@@ -22,7 +23,7 @@ from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.inside import clients_of_loops
 from tests.support.leases import wait_for_renewal
-from tests.support.tools import eventually, lock_request, locked_names
+from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, locked_names
 
 pytestmark = pytest.mark.slow
 
@@ -267,10 +268,8 @@ class TestStoreDown:
 
     def test_hung(self, proxied, proxy, calls):
         proxy.hang = True
-        began = time.monotonic()
-        with pytest.raises(LockBackendError, match="does not answer"):
+        with ending_within(1), pytest.raises(LockBackendError, match="does not answer"):
             calls(lock("name", wait=None)).acquire()
-        assert time.monotonic() - began < 5
 
     def test_the_body_does_not_run(self, proxied, proxy):
         proxy.refuse()
@@ -372,20 +371,16 @@ class TestStoreDown:
         calls(warm).acquire()
         calls(warm).release()
         proxy.hang = True
-        began = time.monotonic()
-        with pytest.raises(LockBackendError):
+        with ending_within(0.1), pytest.raises(LockBackendError):
             calls(lock("name")).acquire(timeout=0.1)
-        assert time.monotonic() - began < 5
         proxy.hang = False
 
     def test_a_new_connection_is_waited_for_no_longer(self, proxy, settings, calls):
         """Nor is the server's part in its handshake."""
         point_at(settings, proxy.url, socket_timeout=30, socket_connect_timeout=30)
         proxy.hang = True
-        began = time.monotonic()
-        with pytest.raises(LockBackendError):
+        with ending_within(0.1), pytest.raises(LockBackendError):
             calls(lock("name")).acquire(timeout=0.1)
-        assert time.monotonic() - began < 5
         proxy.hang = False
 
     @pytest.mark.parametrize("protocol", [2, 3])
@@ -467,12 +462,11 @@ class TestRenewalAndLoss:
             assert lease.state is State.LOST
         proxy.accept()
 
-    def test_a_hung_store_cannot_hide_the_loss(self, proxied, proxy):
+    def test_a_hung_store_cannot_hide_the_loss(self, proxy, settings):
+        point_at(settings, proxy.url, socket_timeout=2 * PATIENCE)
         with pytest.raises(LockLost), lock("name", ttl=0.5) as lease:
             proxy.hang = True
-            began = time.monotonic()
             eventually(lambda: lease.state is State.LOST)
-            assert time.monotonic() - began < 2
             proxy.hang = False
 
     def test_a_renewal_that_succeeded_too_late_undoes_no_loss(self, valkey_locks, store, monkeypatch, caplog):
@@ -836,13 +830,12 @@ class TestPlainPubSub:
     def test_waiters_are_woken_where_the_server_has_no_sharded_one(self, valkey_locks, store, monkeypatch, calls):
         """As before Redis 7."""
         monkeypatch.setattr(pubsub, "KINDS", (("NOSUCHCOMMAND", "S"), ("SUBSCRIBE", "P")))
-        first, waiting = lock("name", ttl=60), lock("name", wait=10)
+        monkeypatch.setattr(Timing, "look_interval", 4 * PATIENCE)
+        first, waiting = lock("name", ttl=4 * PATIENCE), lock("name", wait=PATIENCE)
         first.acquire()
         timer = threading.Timer(0.2, first.release)
         timer.start()
-        began = time.monotonic()
-        assert calls(waiting).acquire()
-        assert time.monotonic() - began < 0.9  # woken, before the look of the first second
+        assert calls(waiting).acquire()  # woken: it does not look before its wait is over
         assert store.pubsub_channels("lock|in:*")
         timer.join()
         calls(waiting).release()

@@ -16,7 +16,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.types import Level
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
-from tests.support.tools import eventually, lock_request
+from tests.support.tools import ending_within, eventually, lock_request
 
 PROVIDER = "redis.credentials.UsernamePasswordCredentialProvider"
 ONE = {"sentinels": [("127.0.0.1", 26379)]}
@@ -149,8 +149,7 @@ def test_two_aliases_at_the_same_master_are_known_as_such(watched, settings):
 class TestSentinelsThatDoNotHelp:
     def test_an_unknown_service(self, watched, use, calls):
         use(sentinels=watched.addresses, service_name="nobody")
-        began = time.monotonic()
-        with pytest.raises(LockBackendError) as caught:
+        with ending_within(1), pytest.raises(LockBackendError) as caught:
             calls(lock("name", wait=None, ttl=1)).acquire()
         message = str(caught.value)
         assert (
@@ -158,7 +157,6 @@ class TestSentinelsThatDoNotHelp:
             in message
         )
         assert "watches no master 'nobody'" in message
-        assert time.monotonic() - began < 3
 
     def test_one_knows_no_master_and_the_others_are_dead(self, use, calls):
         """It may have lost its memory, so this may pass."""
@@ -178,14 +176,12 @@ class TestSentinelsThatDoNotHelp:
             watched.sentinels[0].kill()
             watched.sentinels[1].stop()
             use(**watched.options)
-            began = time.monotonic()
-            warm_up(calls)
-            assert time.monotonic() - began < 2.5
-            began = time.monotonic()
-            for _ in range(10):
-                locks["default"].close()
+            with ending_within(2):
                 warm_up(calls)
-            assert time.monotonic() - began < 2.5
+            with ending_within(1):
+                for _ in range(10):
+                    locks["default"].close()
+                    warm_up(calls)
 
     def test_all_are_dead(self, use, calls):
         """Who is connected works on; who is not waits for one of them as for a new master, then gets an error."""
@@ -214,10 +210,8 @@ class TestSentinelsThatDoNotHelp:
                 text = lease.detach()
             for process in [*watched.servers, *watched.sentinels]:
                 process.kill()
-            began = time.monotonic()
-            with pytest.raises(LockBackendError, match="no sentinel answers"):
+            with ending_within(5), pytest.raises(LockBackendError, match="no sentinel answers"):
                 calls(django_distlock).adopt(text)
-            assert time.monotonic() - began < 10
 
     def test_all_are_away_for_a_moment(self, use, calls):
         """With the master, as for a host whose own network is away."""
@@ -243,10 +237,8 @@ class TestSentinelsThatDoNotHelp:
         with Watched(replicas=0, sentinels=1) as watched:
             use(**watched.options, failover_timeout=2, socket_timeout=0.5).acquire(lock_request(ttl=60), queue=False)
             watched.sentinels[0].kill()
-            began = time.monotonic()
-            with pytest.raises(LockBackendError, match="no sentinel answers"):
-                calls(lock("name", wait=30)).acquire()
-            assert time.monotonic() - began < 15
+            with ending_within(10), pytest.raises(LockBackendError, match="no sentinel answers"):
+                calls(lock("name", wait=60)).acquire()
 
     def test_they_want_a_password(self, use, calls):
         with Watched(

@@ -20,7 +20,7 @@ from tests.support.clocks import faked_clock
 from tests.support.forkserver import Program
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
-from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
+from tests.support.tools import ALLOWANCE, PATIENCE, ending_within, eventually, lock_request, queue_of
 
 WAIT = 20  # seconds; a failover takes two
 
@@ -154,10 +154,8 @@ class TestFailoverWhileHeld:
         use(watched)
         warm_up(calls)
         watched.master.stop()
-        began = time.monotonic()
-        with pytest.raises(LockBackendError):
+        with ending_within(3), pytest.raises(LockBackendError):
             calls(lock("name", wait=0, ttl=2)).acquire()
-        assert time.monotonic() - began < 3
 
     def test_an_end_that_lasts_longer_than_the_patience_is_an_error(self, use, calls):
         """Nothing can take over: nobody hangs, though they would wait for ever."""
@@ -168,7 +166,7 @@ class TestFailoverWhileHeld:
             began = time.monotonic()
             with pytest.raises(LockBackendError, match="DISTRIBUTED_LOCKS|no replica can take over"):
                 calls(lock("name", wait=None, ttl=2)).acquire()
-            assert 1.5 < time.monotonic() - began < 8
+            assert 1.5 < time.monotonic() - began < 8 + ALLOWANCE
 
 
 class TestFailoverWhileWaiting:
@@ -284,14 +282,12 @@ class TestFailoverWhileWaiting:
     def test_nobody_waits_longer_than_wanted_for_one_that_hangs(self, use, calls, is_warm, monkeypatch):
         monkeypatch.setattr(sentinel, "DOWN_AFTER", 60)
         with Watched(replicas=0, sentinels=1) as watched:
-            use(watched, socket_timeout=4, socket_connect_timeout=4)
+            use(watched, socket_timeout=40, socket_connect_timeout=40)
             if is_warm:
                 warm_up(calls)
             watched.master.stop()
-            began = time.monotonic()
-            with pytest.raises(LockBackendError):
+            with ending_within(5), pytest.raises(LockBackendError):
                 calls(lock("name", wait=5)).acquire()
-            assert time.monotonic() - began < 7
 
     def test_the_place_of_a_waiter_is_kept(self, watched, use):
         """Also where the new master never heard of the queue."""
