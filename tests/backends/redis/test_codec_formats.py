@@ -227,6 +227,30 @@ def test_the_leases_in_other_slots_are_kept_until_the_last_of_them_ends(valkey_l
     assert not store.exists("lock|l:name")
 
 
+def test_also_when_the_only_one_is_made_anew(valkey_locks, store):
+    """The key is gone then, for as long as the script runs."""
+
+    def only():
+        [(lease, ends)] = store.zrange("lock|l:name", 0, -1, withscores=True)
+        assert store.pexpiretime("lock|l:name") == ends
+        return lease[29:30], ends
+
+    backend, (first, second, waiter) = locks["default"], [lock_request("name", slots=2, ttl=60.0) for _ in range(3)]
+    for request in (first, second):
+        backend.acquire(request, queue=False)
+    granted = only()
+    backend.acquire(second.copy(ttl=10.0), queue=False)  # late, so that it ends when it did before
+    assert only() == granted
+    backend.acquire(waiter, queue=True)
+    backend.release(second)
+    state, _ = only()
+    assert state == "c"
+    backend.acquire(waiter, queue=True)
+    assert only() >= granted
+    for request in (waiter, first):
+        assert backend.release(request)
+
+
 def test_a_newer_run(valkey_locks, store):
     backend = locks["default"]
     run = LastRun(1.0, "web-1", None, new_token())

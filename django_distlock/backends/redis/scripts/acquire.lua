@@ -70,7 +70,7 @@ lease = redis.call('GET', KEYS[1])
 if lease and string.sub(lease, 1, 29) == mine then
   return confirmed(1, lease)
 end
-local refusal = read_others()
+local refusal = read_others(slots)
 local slot, value, ends = in_others(mine)
 if slot then return confirmed(slot, value, ends) end
 if refusal then return refusal end

@@ -13,7 +13,7 @@ local new, holder, ttl, old = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local theirs = '1 ' .. old .. ' h'
 
 lease = redis.call('GET', KEYS[1])
-local refusal = read_others()
+local refusal = read_others('0001')
 retire(old, tonumber(ARGV[5]))
 local slot, value = 1, lease
 if not lease or string.sub(lease, 1, 30) ~= theirs then slot, value = in_others(string.sub(theirs, 1, 29)) end

@@ -10,6 +10,7 @@ local NEWER = {err = 'NEWER written by a newer version'} -- what has a larger fo
 local SOON = 1000
 local lease -- in the first slot; the script that follows reads it
 local others = {} -- the same in the other slots, once they are read: each lease, and its end in ms
+local kept_until = 0 -- in ms: when the key of the other slots ends; 0: there is none yet
 local grant -- ms that a waiter has to take what it was handed
 local time -- once it was asked for; it stands still in a script
 
@@ -49,14 +50,17 @@ local function slot_of(value) -- of a lease in another slot than the first
   return tonumber(string.sub(value, 49, 52))
 end
 
-local function read_others() -- returns an error where a lease, also the one in the first slot, cannot be read
-  if redis.call('EXISTS', KEYS[5]) == 1 then -- of most locks it does not, and this is cheaper
+-- Returns an error where a lease, also the one in the first slot, cannot be read. slots: as many as the caller wants, in
+-- 4 digits.
+local function read_others(slots)
+  if slots ~= '0001' or redis.call('EXISTS', KEYS[5]) == 1 then -- most locks have one slot, and this is cheaper for them
     others = redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')
   end
   if others[1] and tonumber(others[2]) <= ms() then
     redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', ms())
     others = redis.call('ZRANGE', KEYS[5], 0, -1, 'WITHSCORES')
   end
+  kept_until = math.ceil(others[#others] or 0)
   if is_newer(lease) then return NEWER end
   for i = 1, #others, 2 do
     if is_newer(others[i]) then return NEWER end
@@ -88,8 +92,9 @@ end
 
 local function settle() -- the other slots are kept until the last of them ends
   local last = 0
-  for i = 2, #others, 2 do last = math.max(last, tonumber(others[i])) end
-  if last > 0 then redis.call('PEXPIREAT', KEYS[5], math.ceil(last)) end
+  for i = 2, #others, 2 do last = math.max(last, math.ceil(others[i])) end
+  if last > 0 and last ~= kept_until then redis.call('PEXPIREAT', KEYS[5], last) end
+  kept_until = last
 end
 
 local function remove(value) -- from the other slots; to be settled then
@@ -98,6 +103,7 @@ local function remove(value) -- from the other slots; to be settled then
     if others[i] == value then
       table.remove(others, i)
       table.remove(others, i)
+      if not others[1] then kept_until = 0 end
       return
     end
   end
@@ -132,8 +138,9 @@ local function publish(inbox, text)
   return redis.call('PUBLISH', channel, text)
 end
 
-local function head()
-  return redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+local function head() -- and who stands behind it
+  local found = redis.call('ZRANGE', KEYS[2], 0, 1)
+  return found[1], found[2]
 end
 
 local function slots_of(entry)
@@ -166,10 +173,10 @@ end
 -- handed one. That first one polls, and takes its slot by itself; or too many are taken for it, by its own number; or it
 -- is the caller, where that stays in the queue.
 -- mine: the first 29 bytes of what the caller stores; wanted: its number of slots. While it could have one, who is in its
--- way must be there. first: of the queue, if that is known.
-local function hand_over(mine, stays, wanted, first)
+-- way must be there. first, second: of the queue, if they are known.
+local function hand_over(mine, stays, wanted, first, second)
   local handed = 0
-  first = first or head()
+  if not first then first, second = head() end
   while true do
     if not first or is_newer(first) then return first, handed end
     if string.sub(first, 1, 29) == mine then
@@ -187,7 +194,7 @@ local function hand_over(mine, stays, wanted, first)
     else
       redis.call('ZREM', KEYS[2], first)
     end
-    first = head()
+    if second then first, second = second, nil else first, second = head() end
   end
 end
 

@@ -33,12 +33,12 @@ local function warn_first(within) -- of the end of a lease, if that comes before
   if left and left < within then wake_first() end
 end
 
-local first = head()
+local first, second = head()
 lease = redis.call('GETRANGE', KEYS[1], 0, 46)
 lease = lease ~= '' and lease
 local is_first = lease and string.sub(lease, 1, 29) == mine
 local slot, value, refusal = 1, lease, nil
-if first or not is_first then refusal = read_others() end -- else nobody is interested in them
+if first or not is_first then refusal = read_others(slots) end -- else nobody is interested in them
 if not is_first then slot, value = in_others(mine) end
 if is_newer(first) or is_newer(lease) and not slot then return NEWER end
 
@@ -73,7 +73,7 @@ else
 end
 local handed = 0
 if first and not refusal then -- else nobody can tell which slots are free
-  first, handed = hand_over(mine, false, 0, first)
+  first, handed = hand_over(mine, false, 0, first, second)
   if first and others[1] then warn_first(SOON) end
 end
 if slot > 1 then settle() elseif not lease then redis.call('DEL', KEYS[1]) end
