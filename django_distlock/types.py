@@ -80,8 +80,13 @@ def _here(pid: int, thread: str, label: str) -> tuple[str, int, str, str]:
 
 
 @lru_cache(maxsize=256)
-def _without_time(host: str, pid: int, thread: str, label: str) -> str:
+def _before_time(host: str, pid: int, thread: str, label: str) -> str:
     return f"[{_encode(host)},{pid},{_encode(thread)},{_encode(label)}"
+
+
+@lru_cache(maxsize=256)
+def _behind_time(message: str, slots: int) -> str:
+    return f",{_encode(message)},{slots}]" if slots > 1 else f",{_encode(message)}]" if message else "]"
 
 
 MOST_SLOTS = 1000  # of one lock
@@ -131,15 +136,13 @@ class Holder(_HolderFields):
         return new_tuple(cls, (host, pid, thread, label, int(wall_clock() * 1000) / 1000, message, slots))
 
     def from_now(self) -> Self:
-        return self._replace(since=int(wall_clock() * 1000) / 1000)
+        host, pid, thread, label, _, *more = self
+        return new_tuple(type(self), (host, pid, thread, label, int(wall_clock() * 1000) / 1000, *more))
 
     def to_text(self) -> str:
         """As stores keep it."""
         host, pid, thread, label, since, message, slots = self
-        more = f",{_encode(message)}" if message or slots > 1 else ""
-        if slots > 1:
-            more = f"{more},{slots}"
-        return f"{_without_time(host, pid, thread, label)},{since:.3f}{more}]"
+        return f"{_before_time(host, pid, thread, label)},{since:.3f}{_behind_time(message, slots)}"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -240,7 +243,8 @@ class LockRequest:
     @property
     def event(self) -> WakeEvent:
         """Wakes its caller. Made when somebody first needs it, in one step: two threads may do so at once."""
-        event: WakeEvent = self.__dict__.setdefault("_event", WakeEvent())
+        known = self.__dict__
+        event: WakeEvent = known.get("_event") or known.setdefault("_event", WakeEvent())
         return event
 
     def __repr__(self) -> str:

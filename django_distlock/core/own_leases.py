@@ -55,7 +55,8 @@ class OwnLeases:
 
     def _pending_lease(self) -> Lease | None:
         """One in any slot that this transaction keeps: in a loop, each turn would take another one."""
-        return next(filter(self._is_enterable, self._leases_here()), None) if self._open_transactions() else None
+        here = self._leases_here()  # most often none
+        return next(filter(self._is_enterable, here), None) if here and self._open_transactions() else None
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.is_held and lease._belongs_to(self._execution) and remembers(lease)

@@ -201,19 +201,22 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return is_ready
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
+        if request.inbox != POLLS:
+            request.event.wait(timeout)
+            return
         with self._polling(request, timeout) as seconds:
             self.pause(request, seconds)
 
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
+        if request.inbox != POLLS:
+            await request.event.await_set(timeout)
+            return
         with self._polling(request, timeout) as seconds:
             await self.apause(request, seconds)
 
     @contextmanager
     def _polling(self, request: LockRequest, timeout: float) -> Iterator[float]:
-        """Seconds until its next look: the sooner, the fewer stand before one that polls."""
-        if request.inbox != POLLS:
-            yield timeout
-            return
+        """Seconds until its next look: the sooner, the fewer stand before it."""
         timing = self.timing
         self._pausing.add(request.token)
         try:

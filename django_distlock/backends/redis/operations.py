@@ -65,6 +65,7 @@ class Operations:
         # What many calls have in common is packed once, the lengths of time in ``timing`` with it.
         packed_once = lru_cache(maxsize=1024)
         self._of_lock = packed_once(lambda key: packed_keys(*keys.of_lock(key)))
+        self._question = packed_once(lambda first: Command(pack("EXISTS", first), key=first))
         self._acquire_options = packed_once(self._pack_acquire_options)
         self._release_options = packed_once(self._pack_release_options)
 
@@ -127,7 +128,7 @@ class Operations:
         token = request.token
         text = f"{head}{keys}${len(token)}\r\n{token}\r\n{options}"
         command = Command(text.encode(), RELEASE, first)
-        return (Command(pack("EXISTS", first), key=first), command) if request.inbox else (command,)
+        return (self._question(first), command) if request.inbox else (command,)
 
     def exchange(self, old: LockRequest, request: LockRequest) -> Command:
         ttl, retire = milliseconds(request.ttl), milliseconds(old.retires_for) if old.in_doubt else 0
