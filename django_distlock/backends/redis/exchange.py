@@ -146,6 +146,13 @@ class RedisPyExchange:
                 replies.append(_raise_if_transient(reply))
         return replies
 
+    def receive(self: Any, timeout: float) -> Any:
+        """What comes next on a connection that subscribes; None where that is nothing for ``timeout`` seconds.
+
+        Raises redis-py's errors, and so what the server answers by one.
+        """
+        return self.read_response(disable_decoding=True) if self.can_read(timeout) else None
+
 
 def _send(sock: Any, packed: bytes) -> None:
     """``sendall()``, which asks the system each time whether it may send, before it does."""
@@ -162,7 +169,7 @@ def _send(sock: Any, packed: bytes) -> None:
 class DirectExchange(RedisPyExchange):
     """The same, quickly."""
 
-    _replies: Any = None  # the reader of all that comes, from the first exchange on
+    _replies: Any = None  # the reader of all that comes, from the first exchange or message on
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         reader = self._replies
@@ -202,6 +209,28 @@ class DirectExchange(RedisPyExchange):
             raise redis.TimeoutError(TOO_LATE) from error
         except OSError as error:
             raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
+
+    def receive(self: Any, timeout: float) -> Any:
+        reader = self._replies
+        if reader is None:
+            reader = self._replies = _new_reader(self)
+            if reader is None:
+                return super().receive(timeout)
+        sock, timeout = self.sock, max(NO_TIME, timeout)
+        try:
+            while (found := reader.gets()) is False:
+                if sock.gettimeout() != timeout:  # to set it asks the system
+                    sock.settimeout(timeout)
+                if not (data := sock.recv(RECEIVED_AT_ONCE)):
+                    raise redis.ConnectionError(CLOSED)
+                reader.feed(data)
+        except builtins.TimeoutError:
+            return None
+        except OSError as error:
+            raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 class Answer:

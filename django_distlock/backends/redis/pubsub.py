@@ -19,6 +19,7 @@ from ..common.timing import Timing
 from ..common.wakeup_listener import Waiters, WakeupListener
 from .config import Location
 from .errors import is_transient
+from .exchange import TOO_LATE
 from .scripts import pack
 
 logger = logging.getLogger("django_distlock")
@@ -179,7 +180,7 @@ class RedisListener(WakeupListener):
         for verb, kind in KINDS:
             connection.send_packed_command([pack(verb, self._channel)], check_health=False)
             try:
-                connection.read_response(disable_decoding=True)
+                self.next_message(connection)
             except ResponseError:
                 if (verb, kind) == KINDS[-1]:
                     raise
@@ -188,11 +189,18 @@ class RedisListener(WakeupListener):
             break
         self._mark_ready()
 
+    @staticmethod
+    def next_message(connection: Any) -> Any:
+        """What answers a subscription, or stands before that. Raises redis-py's errors, TimeoutError among them."""
+        if (message := connection.receive(connection.socket_timeout)) is None:
+            raise TimeoutError(TOO_LATE)
+        return message
+
     def read(self, connection: Any, timeout: float) -> None:
         if connection.new_login:  # who is subscribed cannot tell it to the server
             self._resubscribe = True
-        elif connection.can_read(timeout):
-            self._receive(connection.read_response(disable_decoding=True))
+        elif (message := connection.receive(timeout)) is not None:
+            self._receive(message)
 
     def disconnect(self, connection: Any) -> None:
         connection.disconnect()

@@ -242,6 +242,42 @@ def test_a_command_that_is_larger_than_what_the_system_takes_at_once():
         theirs.close()
 
 
+@pytest.fixture
+def subscribed():
+    """A connection, and the server that speaks to it unasked."""
+    server = Server()
+    server.sock.settimeout(PATIENCE)
+    yield Connection(server.sock), server
+    server.sock.close()
+    server.close()
+
+
+def test_messages_are_received_one_by_one(subscribed):
+    connection, server = subscribed
+    server.say(b"$1\r\na\r\n:2\r\n$1\r")
+    assert [connection.receive(PATIENCE) for _ in range(2)] == [b"a", 2]
+    assert connection.receive(0.02) is None
+    server.say(b"\nb\r\n")
+    assert connection.receive(PATIENCE) == b"b"
+    assert connection.receive(0.0) is None
+
+
+def test_what_is_received_may_be_an_error(subscribed):
+    connection, server = subscribed
+    server.say(b"-ERR unknown command\r\n:1\r\n")
+    with pytest.raises(redis.ResponseError, match="unknown command"):
+        connection.receive(PATIENCE)
+    assert connection.receive(PATIENCE) == 1
+
+
+@pytest.mark.parametrize("leave", [Server.leave, lambda server: server.sock.close()], ids=["the_server", "this_side"])
+def test_nothing_is_received_when_one_side_has_left(subscribed, leave):
+    connection, server = subscribed
+    leave(server)
+    with pytest.raises(redis.ConnectionError):
+        connection.receive(PATIENCE)
+
+
 class BareHandle:
     """As uvloop's, where less than half a millisecond is left."""
 

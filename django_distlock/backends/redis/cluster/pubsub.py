@@ -211,7 +211,7 @@ class NodeListener(RedisListener):
         heard, refused, awaited = set(), None, len(wanted)
         while awaited:
             try:
-                message = connection.read_response(disable_decoding=True)
+                message = self.next_message(connection)
             except MovedError as error:
                 if (owner := self._cluster.slots.follow(error, self._address)) is None:
                     raise

@@ -58,8 +58,14 @@ class _ThreadMasterConnection(_MasterConnection):
         self._check_master()
         return replies
 
-    def can_read(self, *args: Any, **options: Any) -> Any:
+    def receive(self, timeout: float) -> Any:
         """Also what only waits for messages has to notice that the master has moved."""
+        self._check_master()
+        message = super().receive(timeout)  # type: ignore[misc]
+        self._check_master()
+        return message
+
+    def can_read(self, *args: Any, **options: Any) -> Any:
         self._check_master()
         return super().can_read(*args, **options)  # type: ignore[misc]
 
