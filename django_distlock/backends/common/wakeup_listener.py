@@ -120,9 +120,12 @@ class WakeupListener(ABC):
         self._waiters.discard(request)
 
     def touch(self) -> None:
-        """A waiter is here, or about to come: the thread is to run."""
+        """A waiter is here, or about to come: the thread is to run.
+
+        One that has a subscription looks whether it is still wanted when that has ended, so it sees this.
+        """
         self._touched_at = clock()
-        if self._is_wanted:
+        if not self.is_ready and self._is_wanted:
             self._worker.nudge(self._not_before)
 
     def wait(self, request: LockRequest, timeout: float) -> None:
