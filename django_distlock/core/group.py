@@ -301,14 +301,19 @@ class GroupAcquisition:
     def _acquire_in_one_step(self) -> Steps[bool]:
         """All of them, if their store can and all are free. Whether they are held now; else nothing is."""
         acquisitions = [member.acquisition for member in self._members]
-        backend = acquisitions[0].backend
-        others = [acquisition.backend for acquisition in acquisitions if acquisition.backend is not backend]
-        if len(acquisitions) == 1 or others or not all(map(_passes_nobody_here, acquisitions)):
+        stores = {store for (store, _), _, _ in self._members}
+        if len(acquisitions) == 1 or len(stores) > 1 or not all(map(_passes_nobody_here, acquisitions)):
             return False
         self._open.extend(self._members)
         for acquisition in acquisitions:
+            if acquisition._terms.in_atomic == "refuse":
+                yield Call("learn_transactions", (acquisition,))
+                acquisition._refuse_transactions()
+        for acquisition in acquisitions:
             acquisition._pending, acquisition._was_sent = acquisition.request, True
-        grants = yield Call("acquire_all", ([acquisition.request for acquisition in acquisitions],), on=backend)
+        grants = yield Call(
+            "acquire_all", ([acquisition.request for acquisition in acquisitions],), on=acquisitions[0].backend
+        )
         if grants is None or any(map(_came_too_late, acquisitions, grants)):
             for acquisition in acquisitions:
                 if grants or acquisition.request.in_doubt:
@@ -384,9 +389,8 @@ class GroupAcquisition:
 
 
 def _passes_nobody_here(acquisition: Acquisition) -> bool:
-    """Whether none of this process has the lock or waits for it, and no transaction matters."""
-    is_free = not acquisition._leases_here() and not acquisition._service.queue.length(acquisition.request.key)
-    return is_free and acquisition._terms.in_atomic != "refuse"
+    """Whether none of this process has the lock or waits for it."""
+    return not acquisition._leases_here() and not acquisition._service.queue.length(acquisition.request.key)
 
 
 def _came_too_late(acquisition: Acquisition, grant: Grant) -> bool:

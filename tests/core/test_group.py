@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
+from django.db.transaction import TransactionManagementError
 
 from django_distlock import (
     LockBackendError,
@@ -314,6 +315,18 @@ class TestOneStepOnEachStore:
         assert isinstance(stepping.acquire(waiter, queue=True), Grant)
         assert held() == ["b"]
 
+    def test_two_aliases_of_one_store_are_asked_as_one(self, entering, steps, settings, stepping):
+        if stepping.keyspace is None:
+            pytest.skip("each alias of this backend is a store of its own, so two aliases never share one")
+        aliases = settings.DISTRIBUTED_LOCKS
+        settings.DISTRIBUTED_LOCKS = {**aliases, "other": aliases["default"]}
+        with entering(lock_all(lock("b"), lock("a", using="other"), lock("c"))) as leases:
+            assert held() == ["a", "b", "c"]
+            assert [lease.using for lease in leases] == ["default", "other", "default"]
+            leases[1].renew()
+        assert held() == []
+        assert [grant.slot for grant in steps[0]] == [1, 1, 1]
+
     def test_slots_are_counted_in_it_or_it_is_the_ordered_way(self, entering, steps):
         with entering(lock_all(lock("b", slots=2), lock("a"))), entering(lock_all(lock("b", slots=2), lock("c"))):
             assert held() == ["a", "b", "c"]
@@ -378,6 +391,23 @@ class TestOneStep:
             pytest.fail("the body ran")
         assert list(dict.fromkeys(asked)) == ["a", "b"]  # aacquire() may be made of acquire()
         assert held() == ["b"]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_one_that_refuses_transactions_is_asked_for_outside_of_them(self, asked):
+        async def aentered():
+            async with lock_all(lock("b"), lock("a", in_atomic="refuse"), wait=LONG):
+                return held()
+
+        with lock_all(lock("b"), lock("a", in_atomic="refuse"), wait=LONG):
+            assert held() == ["a", "b"]
+        assert async_to_sync(aentered)() == ["a", "b"]
+        with transaction.atomic():
+            with pytest.raises(TransactionManagementError), lock_all(lock("b"), lock("a", in_atomic="refuse")):
+                pytest.fail("the body ran")
+            with pytest.raises(TransactionManagementError):
+                async_to_sync(aentered)()
+            assert held() == []
+        assert asked == []
 
     def test_a_step_that_came_too_late_is_given_back(self, entering, asked, locmem_locks, monkeypatch):
         """The process was stopped before it read the answer."""
