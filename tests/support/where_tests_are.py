@@ -97,6 +97,7 @@ OF_MANY_MODULES = {
     "unit/test_private_names_of_others": "what the package uses of others",
     "unit/test_replaced_names": "the words of the code",
     "unit/test_requirements": "the end of a run of tests",
+    "unit/test_tutorial": "a page, and who follows it",
     "unit/test_typing": "the types that users see",
     "unit/test_where_tests_are": "the tests",
 }
