@@ -74,6 +74,13 @@ def test_fragments_are_python(page: str) -> None:
             compile(code, ROOT / page, "exec")
 
 
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_of_pages_outside_of_the_documentation_lead_to_files(page: str) -> None:
+    """Sphinx looks at the links of the others."""
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
 def test_settings_are_told_with_their_defaults() -> None:
     """What the page says is what the code does: no key or option is forgotten there, or told that does not exist."""
     page = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
