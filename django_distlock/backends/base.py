@@ -14,6 +14,7 @@ from ..exceptions import InvalidLockBackend, LockBackendError
 from ..journal import QueuedWaiter
 from ..options import OPTION_KEYS, Seconds, Terms, as_seconds
 from ..types import CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
+from ..utils import other_words
 from ..utils.drive import adrive, drive
 from ..utils.text import quoted
 from .common import selftest
@@ -275,12 +276,15 @@ class MaintenanceBackend(ABC):
         self.timing = Timing()
         where = f"DISTRIBUTED_LOCKS[{alias!r}]"
         if unknown := [key for key in settings if key not in KEYS]:
-            raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}.")
+            hint = other_words.KEYS.get(unknown[0]) or f"Known: {', '.join(KEYS)}."
+            raise InvalidLockBackend(f"{where} has the unknown key {unknown[0]!r}. {hint}")
         given = settings.get("OPTIONS") or {}
         if not isinstance(given, Mapping):
             raise InvalidLockBackend(f"{where}['OPTIONS'] is {quoted(given)}; it is a dict of keywords.")
         if unknown := [option for option in given if option not in self.options]:
             known = f"{type(self).__name__} knows: {', '.join(sorted(self.options)) or 'none'}."
+            if (key := str(unknown[0]).upper()) in KEYS:
+                known = f"Write it beside OPTIONS, as the key {key!r}."
             hint = self.options_elsewhere.get(unknown[0], known)
             raise InvalidLockBackend(f"{where}['OPTIONS'] has the unknown option {unknown[0]!r}. {hint}")
         self.settings = settings

@@ -33,6 +33,13 @@ OPTIONS = {
     ),
 }
 
+# Of an entry of DISTRIBUTED_LOCKS
+KEYS = dict.fromkeys(
+    ("TIMEOUT", "BLOCKING_TIMEOUT", "EXPIRE", "EXPIRY", "LEASE_TIME", "LOCK_TIMEOUT"),
+    "TTL or WAIT? 'TTL': 30 is how long the store keeps a lease nobody renews; 'WAIT': 5 is how long to wait for a busy"
+    " lock.",
+)
+
 # Those of a lease that a handle is asked for. A class that has one of these words itself answers by that.
 OF_LEASES = (
     "detach",

@@ -175,7 +175,13 @@ class TestWrongSettings:
             ({"default": {"BACKEND": "django_distlock.backends.redis.Reddis"}}, "cannot be imported: "),
             ({"default": {"BACKEND": "no.such.module"}}, "DISTRIBUTED_LOCKS['default']['BACKEND'] cannot be imported"),
             ({"default": {"BACKEND": "os.path.join"}}, "is os.path.join, which is no lock backend"),
-            ({"default": {"BACKEND": LOCMEM, "TIMEOUT": 5}}, "has the unknown key 'TIMEOUT'. Known: BACKEND, LOCATION"),
+            ({"default": {"BACKEND": LOCMEM, "location": 5}}, "has the unknown key 'location'. Known: BACKEND, LOC"),
+            ({"default": {"BACKEND": LOCMEM, "TIMEOUT": 5}}, "has the unknown key 'TIMEOUT'. TTL or WAIT? 'TTL': 30"),
+            ({"default": {"BACKEND": LOCMEM, "EXPIRE": 5}}, "has the unknown key 'EXPIRE'. TTL or WAIT? 'TTL': 30"),
+            (
+                {"default": {"BACKEND": REDIS, "OPTIONS": {"wait": 5}}},
+                "['OPTIONS'] has the unknown option 'wait'. Write it beside OPTIONS, as the key 'WAIT'.",
+            ),
             (
                 {"default": {"BACKEND": LOCMEM, "OPTIONS": {"fast": 1}}},
                 "unknown option 'fast'. LocMemBackend knows: none",

@@ -15,7 +15,7 @@ SLOW = 0.05  # seconds of a round trip from which on locks slow down what they g
 
 
 def failed(error: LockBackendError) -> CheckResult:
-    return CheckResult(Level.ERROR, "reachable", str(error), "No lock can be had of this backend until that is mended.")
+    return CheckResult(Level.ERROR, "reachable", str(error), "Correct this first: no lock can be acquired here.")
 
 
 def new_request(prefix: str, name: str = "") -> LockRequest:

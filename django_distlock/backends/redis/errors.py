@@ -238,6 +238,8 @@ def advice(error: Exception, backend: BaseLockBackend, *, in_cluster: bool = Fal
                 "no connection became free in time; ask for less at a time, or raise"
                 f" {backend.setting('OPTIONS')}['max_connections']."
             )
+        case ResponseError() if "DB index is out of range" in str(error):
+            return f"the server has no database of this number; correct the number in {backend.setting('LOCATION')}."
         case RedisError() if _is_full(error):
             return "the server has as many clients as it takes (its maxclients); raise that, or use fewer connections."
         case InvalidResponse():

@@ -90,6 +90,7 @@ ROWS = {
     "NOPROTO": Row("NOPROTO unsupported protocol version", False, "refused the command"),
     "DENIED": Row("DENIED Redis is running in protected mode", False, "refused the command"),
     "ERR": Row("ERR unknown command", False, "refused the command"),
+    "ERR of SELECT": Row("ERR DB index is out of range", False, "no database of this number; correct the number in"),
     "NOSCRIPT": Row("NOSCRIPT No matching script.", False, "refused the command"),  # after it was loaded, that is
     "CLUSTERDOWN": Row("CLUSTERDOWN Hash slot not served", "in a Cluster", "Cluster"),
     "TRYAGAIN": Row("TRYAGAIN Multiple keys request during rehashing of slot", "in a Cluster", "Cluster|slot"),
