@@ -7,15 +7,15 @@ from ..backends.optional import ExchangeBackend, RunsBackend
 from ..types import CheckResult, Level
 
 CAPABILITIES = {
-    "supports_exclusion": "locks exclude",
-    "supports_processes": "other processes",
-    "supports_hosts": "other hosts",
-    "supports_queue": "first come, first served",
-    "supports_wakeup": "waiters are woken",
-    "supports_slots": "at most n at once",
-    "supports_max_waiters": "at most n wait",
-    "supports_failover": "a lost server takes no lock with it",
-    "supports_transfer": "other processes go on with a lease",
+    "supports_exclusion": "exclusion",
+    "supports_processes": "exclusion of other processes",
+    "supports_hosts": "exclusion of other hosts",
+    "supports_queue": "order of arrival",
+    "supports_wakeup": "wake-up of waiters",
+    "supports_slots": "slots",
+    "supports_max_waiters": "max_waiters",
+    "supports_failover": "locks survive the loss of a server",
+    "supports_transfer": "detach() and adopt()",
     "supports_runs": "runs of beat",
     "supports_exchange": "unique tasks",
 }

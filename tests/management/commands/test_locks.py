@@ -413,8 +413,8 @@ def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
         "none": {"BACKEND": "django_distlock.backends.dummy.DummyBackend"},
     }
     checked = said("check")
-    assert "locks exclude, first come, first served, waiters are woken, at most n at once, " in checked
-    assert "runs of beat, unique tasks; not: other processes" in checked
+    assert "exclusion, order of arrival, wake-up of waiters, slots, " in checked
+    assert "runs of beat, unique tasks; not: exclusion of other processes" in checked
     found = json.loads(said("check", "--json"))
     kept = {alias: [item["data"] for item in items if item["about"] == "keeps"] for alias, items in found.items()}
     assert kept == {alias: [capabilities_of(locks[alias])] for alias in ("default", "none")}
@@ -427,7 +427,7 @@ def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
 
 def test_what_a_backend_keeps_is_told_when_it_is_down(settings):
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "unix:///nowhere"}}
-    assert re.search(r"keeps +locks exclude, other processes", said("check", code=1))
+    assert re.search(r"keeps +exclusion, exclusion of other processes", said("check", code=1))
 
 
 def test_check_of_a_dummy(settings):
