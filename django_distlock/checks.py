@@ -184,8 +184,8 @@ def _beginning(outer: Hashable, inner: Hashable) -> str | None:
 def uwsgi_without_threads() -> Iterator[CheckMessage]:
     if threads_are_off():
         yield Warning(
-            "uWSGI runs without threads: between two requests nothing runs, so that a lock which is held on, as by a"
-            " response that is still being sent, is not renewed and may run out.",
+            "uWSGI runs without threads, so nothing runs between two requests. A lock that is still held then, for"
+            " example by a response that is being sent, is not renewed and may run out.",
             hint="Start uWSGI with --enable-threads.",
             id="distlock.W005",
         )

@@ -56,7 +56,7 @@ class HeldLock(models.Model):
     nothing = NoRows()  # the first one, which Django takes
     objects = NotByQueries.as_manager()
 
-    source = "Who holds which lock is told by locks[alias].held(), of django_distlock."
+    source = "locks[alias].held() of django_distlock says who holds which lock."
     info: LockInfo
     situation: Any = None  # of the lock, where a page explains it
 
@@ -112,7 +112,7 @@ class BeatRun(models.Model):
     nothing = NoRows()
     objects = NotByQueries.as_manager()
 
-    source = "When the entries of beat last ran is told by locks[alias].runs(), of django_distlock."
+    source = "locks[alias].runs() of django_distlock says when the entries of beat last ran."
 
     class Meta:
         managed = False

@@ -252,7 +252,7 @@ class Template:
             if _argument_of(field) not in arguments:
                 reason = f"this call has only {', '.join(arguments)}" if arguments else "this call has no arguments"
             raise InvalidLockName(
-                f"The template {self.text!r} asks for {field!r}, which cannot be had: {reason}."
+                f"The template {self.text!r} asks for {field!r}, which cannot be read: {reason}."
             ) from error
         try:
             return str(value if type(value) in _PLAIN else self._usable(field, value, arguments))

@@ -132,7 +132,7 @@ class Terms:
     max_hold: float | None = _option(
         None,
         Seconds(
-            "after which a lease is renewed no more; None renews for as long as the process lives, even if the holder"
+            "after which a lease is no longer renewed; None renews for as long as the process lives, even if the holder"
             " hangs.",
             above=0.0,
             or_none=True,
@@ -179,8 +179,8 @@ class Terms:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.slots > 1 and self.reentrant:
             raise ValueError(
-                "reentrant=True is for a lock that one holds at a time: who holds one of several slots and asks again"
-                " gets another one. Call what is to run inside without the lock."
+                "reentrant=True is for locks with one slot: a holder of one of several slots that asks again gets"
+                " another slot. Call the inner code without the lock."
             )
 
 

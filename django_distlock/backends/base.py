@@ -378,7 +378,9 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
         if self.takes_callable_prefix and (asked := read_asked_prefix(prefix, setting)):
             self.ask_prefix, self.shared_prefix = asked, asked.shared
         elif callable(prefix):
-            raise InvalidLockBackend(f"{setting} is a callable, which {type(self).__name__} does not ask; give a text.")
+            raise InvalidLockBackend(
+                f"{setting} is a callable, which {type(self).__name__} does not support; give a text."
+            )
         if self.terms.max_waiters and self.supports_exclusion and not self.supports_max_waiters:
             raise InvalidLockBackend(f"{self.setting('MAX_WAITERS')}: {type(self).__name__} counts no waiters.")
 

@@ -165,7 +165,7 @@ class Run:
         """
         _, pause = self._send_again(busy)
         logger.info(
-            "%s meets itself and is sent again for in %.1f s. %s", self.label, pause, busy,
+            "%s is at work already, so this delivery is sent again in %.1f s. %s", self.label, pause, busy,
             extra=about_event("copy-sent-again", task=self.label),
         )  # fmt: skip
         raise Ignore(f"{self.label} is sent again.")

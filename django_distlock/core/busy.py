@@ -12,13 +12,13 @@ from ..utils import fork
 from .lease import Lease
 
 RUNS_WITHOUT = "%s runs without the lock %s: %s"
-WAITS_ON = "Lock %r is waited for on, though its store failed: %s"
+WAITS_ON = "The store of lock %r failed; its waiter continues to wait: %s"
 OWN_IN_THE_WAY = "a lease of its own is in the way"
 CROWD = "as many wait for it already as max_waiters allows"
 # As with threading.Lock, acquire() may wait for its own thread: another one may release the lock.
 WAITS_FOR_ITSELF = (  # an acquire() that is let wait, of the lock, by a thread or a task
-    "The lock %s is waited for by the very %s that holds it. Unless another one releases it meanwhile, this acquire()"
-    " ends without it."
+    "The lock %s is held by this very %s, which now waits for it in acquire(). Unless another one releases it"
+    " meanwhile, this acquire() ends without it."
 )
 
 
@@ -33,12 +33,12 @@ def reentry_error(lock: str, execution: str, slots: int, lease: Lease) -> LockRe
     if slots > 1:
         return LockReentry(
             f"All {slots} slots of the lock {lock} are held by this very {execution} already, which would wait for"
-            " itself. Call what is to run inside without the lock."
+            " itself. Call the inner code without the lock."
         )
     also = ", as to the one that is held" if lease._terms.reentrant else ""
     return LockReentry(
-        f"The lock {lock} is held by this very {execution} already, which would wait for itself. Call what is to run"
-        f" inside without the lock; or give reentrant=True to the lock that is entered again{also}."
+        f"The lock {lock} is held by this very {execution} already, which would wait for itself. Call the inner"
+        f" code without the lock; or give reentrant=True to the lock that is entered again{also}."
     )
 
 

@@ -87,7 +87,7 @@ class Cleaner:
                 if began < pending.until and not (error.is_final and pending.until == inf):
                     if error.was_asked and not pending.told:
                         about = about_request("release-failed", self._backend.alias, pending.request)
-                        text = "Lock %r could not be given back and is tried again: %s"
+                        text = "Lock %r could not be released; the release is tried again: %s"
                         logger.warning(text, name, error, extra=about)
                     pending.told = True
                     if clock() - began > self._backend.timing.prompt_failure:
@@ -95,7 +95,7 @@ class Cleaner:
                     continue
                 about = about_request("release-given-up", self._backend.alias, pending.request)
                 freed = "the end of its session frees it" if pending.until == inf else "its TTL has freed it"
-                logger.error("Lock %r could not be given back; %s: %s", name, freed, error, extra=about)
+                logger.error("Lock %r could not be released; %s: %s", name, freed, error, extra=about)
             if self._pending.get(token) is pending:  # and was not given up once more meanwhile
                 del self._pending[token]
             self._queue.wake_first(pending.request.key)

@@ -62,7 +62,7 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
       one, another caller is refused at once instead of waiting, by LockNotAcquired with ``reason="crowded"``. Who waits
       already goes on, and who would not wait is not concerned. None: no bound.
     - ``renew`` (True): renew at a third of the TTL until release; False: the TTL is all there is.
-    - ``max_hold`` (None): seconds after which a lease is renewed no more, also while its holder works; None: no
+    - ``max_hold`` (None): seconds after which a lease is no longer renewed, also while its holder works; None: no
       bound, so that a holder that hangs keeps the lock until its process ends.
     - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released, and also if
       its holder is killed: it may be longer than ``ttl``, and the first lease then lasts as long.

@@ -311,7 +311,7 @@ class Renewer:
             if is_last:
                 lease._note(Event.BOUND_REACHED, lease._bound)
                 logger.warning(
-                    "Lock %r reaches %s and is renewed no more; it is lost in %.1f s. Held by %s.",
+                    "Lock %r reaches %s and is no longer renewed; it is lost in %.1f s. Held by %s.",
                     lease.name, lease._bound, lease.remaining, lease.holder, extra=about_lease("bound-reached", lease),
                 )  # fmt: skip
         return failed
@@ -359,7 +359,7 @@ class Renewer:
         worst = max(late, key=lambda lease: now - lease._due)
         logger.warning(
             "Renewal of %d lock(s) of %r begins late, that of %r by %.1f s of its TTL of %g s: this process was"
-            " stopped, or its threads do not get to run.",
+            " stopped, or its threads get no time to run.",
             len(late), self._backend.alias, worst.name, now - worst._due, worst.ttl,
             extra=about_lease("renewal-late", worst, count=len(late)),
         )  # fmt: skip

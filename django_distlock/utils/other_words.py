@@ -20,7 +20,7 @@ OPTIONS = {
     "wait_time": "wait=5 is how long to wait for a busy lock.",
     "auto_renewal": "renew=True keeps the lease alive while its holder lives; it is the default.",
     "id": "label= says what holds the lock; its token is made anew for each lease.",
-    "sleep": "who waits is woken when the lock is free; there is nothing to set.",
+    "sleep": "waiters are woken when the lock is free; there is nothing to set.",
     "thread_local": "each acquisition has a lease of its own, so a handle may be shared by threads and tasks.",
     **dict.fromkeys(
         ("alias", "backend", "redis"),

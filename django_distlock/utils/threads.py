@@ -198,5 +198,5 @@ class Worker:
         except BaseException:  # a receiver of a signal may raise SystemExit, which is not meant for this thread
             if not fork.is_copy(pid):
                 about = about_event("thread-failed", thread=self._name)
-                logger.exception("What %s does failed and is tried again", self._name, extra=about)
+                logger.exception("The work of %s failed, and it tries again", self._name, extra=about)
             return clock() + self.retry_delay

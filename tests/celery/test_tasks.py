@@ -215,7 +215,7 @@ class TestCopies:
         first.ran(name)
         time.sleep(1.1)
         second = start(pool, visibility_timeout=1, queue=first.queue)  # delivers again what it finds unacknowledged
-        eventually(lambda: "meets itself" in second.log() + first.log(), 30)
+        eventually(lambda: "is at work already" in second.log() + first.log(), 30)
         assert worker_is_running(first, task_id)
         first.go(name)
         assert first.ended(task_id)["result"] == name
@@ -231,7 +231,7 @@ class TestCopies:
         time.sleep(1.1)
         second = start("threads", visibility_timeout=1, queue=first.queue)
         first.ran(name)
-        eventually(lambda: "meets itself" in first.log() + second.log(), 30)
+        eventually(lambda: "is at work already" in first.log() + second.log(), 30)
         assert worker_is_running(first, task_id)
         first.go(name)
         assert first.ended(task_id)["result"] == name

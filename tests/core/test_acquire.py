@@ -290,7 +290,7 @@ class TestOthers:
         with lock("name", wait=600):
             pass
         assert pauses == [0.2, 0.4, 0.8, 1.0]
-        assert caplog.text.count("is waited for on") == 1
+        assert caplog.text.count("continues to wait") == 1
 
     @pytest.mark.parametrize("way", WAYS)
     def test_an_attempt_that_fails_after_the_wait_is_the_last(self, settings, monkeypatch, way):

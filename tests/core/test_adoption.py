@@ -248,7 +248,7 @@ class TestAdopting:
         after_a_minute = replace(detached, granted_at=detached.granted_at - 60)
         lease = worker.adopt(after_a_minute.to_text())
         eventually(lambda: lease.state is State.LOST)
-        assert "reaches its max_hold of 61 s and is renewed no more" in caplog.text
+        assert "reaches its max_hold of 61 s and is no longer renewed" in caplog.text
 
     def test_it_is_not_renewed_beyond_its_max_hold(self, backend, worker):
         with lock("name", ttl=4, max_hold=60, renew=False) as first:

@@ -176,7 +176,7 @@ class TestOutages:
         assert pauses[:4] == [1, 2, 4, 5]
         assert set(pauses[4:]) == {5}
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "'name' is waited for on, though its store failed" in caplog.text
+        assert "The store of lock 'name' failed; its waiter continues to wait" in caplog.text
         candidate.term.step_down()
         candidate.ends()
 

@@ -392,7 +392,7 @@ class TestReentry:
         assert of(handle).acquire(blocking=False) is False
         assert not caplog.messages
         assert of(handle).acquire(timeout=0.1) is False
-        told = "The lock 'name' (default) is waited for by the very thread that holds it."
+        told = "The lock 'name' (default) is held by this very thread, which now waits for it in acquire()."
         assert [message for message in caplog.messages if message.startswith(told)]
         releasing = threading.Timer(0.1, handle.release)
         releasing.start()

@@ -169,7 +169,7 @@ class TestResponses:
         finally:
             lock_lost.disconnect(note)
         response.close()
-        assert "Lock 'name' reaches the RESPONSE_MAX_HOLD of 'default', 0.5 s, and is renewed no more" in caplog.text
+        assert "Lock 'name' reaches the RESPONSE_MAX_HOLD of 'default', 0.5 s, and is no longer renewed" in caplog.text
 
     def test_which_counts_from_the_end_of_the_view(self, configured):
         def view(request):

@@ -61,7 +61,9 @@ class TestNames:
             return held_names()
 
         assert work(None, order_id=5) == ["order:5"]
-        with pytest.raises(InvalidLockName, match="'order_id', which cannot be had: this call has only other, request"):
+        with pytest.raises(
+            InvalidLockName, match="'order_id', which cannot be read: this call has only other, request"
+        ):
             work(None, other=5)
 
     def test_a_keyword_is_no_parameter_that_is_given_by_position_only(self):

@@ -166,8 +166,7 @@ class WakeupListener(ABC):
         if not self._has_told:
             self._has_told = True
             logger.warning(
-                "Who waits for a lock of %r is not woken but looks at times, because the thread that listens cannot be"
-                " started: %s",
+                "Waiters for locks of %r poll, because the thread that listens cannot be started: %s",
                 self._name, error, extra=about_event("listener-refused", alias=self._name),
             )  # fmt: skip
 

@@ -123,8 +123,8 @@ class Prober:
         if breaker.is_tripped and not self._has_told:
             self._has_told = True
             logger.warning(
-                "Lock backend %r: %s does not answer (%s). Its locks fail at once, without a question to it, until it"
-                " answers; leases are renewed all the same, and what is released meanwhile is given back then.",
+                "Lock backend %r: %s does not answer (%s). Until it answers, requests for its locks fail at once,"
+                " without asking it. Leases are still renewed, and releases are sent when it answers.",
                 self._alias, self._location.text, breaker.failure, extra=about_event("server-down", alias=self._alias),
             )  # fmt: skip
         if self._asks_at == inf:

@@ -291,7 +291,7 @@ def pool_of_cache(cache: str, setting: str) -> Any:
     except InvalidCacheBackendError as error:
         is_missing = getattr(error.__cause__, "name", "") == "django_redis"  # which no module could be found of
         hint = ' pip install "django-distlock[django-redis]"' if is_missing else ""
-        raise InvalidLockBackend(f"{setting} is {named}, which cannot be had: {error}.{hint}") from error
+        raise InvalidLockBackend(f"{setting} is {named}, which cannot be loaded: {error}.{hint}") from error
     if isinstance(known, RedisCache):
         # A client of its own: that of the cache is private. This one is asked for its arguments alone.
         location, options = caches.settings[cache].get("LOCATION", ""), caches.settings[cache].get("OPTIONS", {})

@@ -107,7 +107,7 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
             self.release(request)
         except LockBackendError as error:
             about = about_event("release-given-up", alias=self.alias, name=request.name)
-            logger.error("Lock %r could not be given back: %s", request.name, error, extra=about)
+            logger.error("Lock %r could not be released: %s", request.name, error, extra=about)
 
     # One lock
 

@@ -97,7 +97,7 @@ def test_two_aliases_that_ask_the_same_keep_the_same_locks(settings):
 
 def test_a_backend_that_knows_locks_by_their_names_takes_none(settings):
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{__name__}.OwnBackend", "KEY_PREFIX": current_tenant}}
-    with pytest.raises(InvalidLockBackend, match=r"\['KEY_PREFIX'\] is a callable, which OwnBackend does not ask"):
+    with pytest.raises(InvalidLockBackend, match=r"\['KEY_PREFIX'\] is a callable, which OwnBackend does not support"):
         lock("name").acquire()
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": f"{__name__}.OwnBackend", "KEY_PREFIX": PATH}}
     assert locks["default"].prefix_now() == ""  # it is its own affair what a text means

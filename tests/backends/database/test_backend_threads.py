@@ -200,7 +200,7 @@ class TestListener:
             waiter = Waiter()
             eventually(lambda: listener_of(postgres_locks).is_ready)
         waiter.end()
-        assert "What distlock-listener-default does failed and is tried again" in caplog.text
+        assert "The work of distlock-listener-default failed, and it tries again" in caplog.text
         assert "something new" in caplog.text
 
     def test_one_that_was_ended_listens_for_the_next_waiter(self, postgres_locks, monkeypatch, caplog):
@@ -214,7 +214,7 @@ class TestListener:
             patched.setattr(listener_of(postgres_locks), "connect", end)
             with lock("name", ttl=60):
                 waiter = Waiter()
-                eventually(lambda: "distlock-listener-default does failed" in caplog.text)
+                eventually(lambda: "The work of distlock-listener-default failed" in caplog.text)
             waiter.end()
         with lock("name", ttl=60):
             waiter = Waiter()

@@ -238,7 +238,7 @@ def test_who_waits_outlasts_a_server_that_is_away(postgres, postgres_database, s
         thread, errors = told("sync", wait=None)
         eventually(lambda: locks["direct"].count_waiters(["name"]) == [1])
         proxy.refuse()
-        eventually(lambda: "is waited for on" in caplog.text, 6 * PATIENCE)
+        eventually(lambda: "continues to wait" in caplog.text, 6 * PATIENCE)
         proxy.accept()
         locks["direct"].release(holder)
         thread.join(6 * PATIENCE)

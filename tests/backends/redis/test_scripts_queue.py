@@ -999,7 +999,7 @@ class TestStoresThatFail:
                 through_proxy.refuse()
             else:
                 through_proxy.hang = True
-            eventually(lambda: "is waited for on" in caplog.text, 6 * PATIENCE)
+            eventually(lambda: "continues to wait" in caplog.text, 6 * PATIENCE)
             return heal
 
         def heal():

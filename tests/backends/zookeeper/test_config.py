@@ -156,5 +156,5 @@ def test_what_may_not_be_deleted_is_not_tried_for_ever(root, configured, zookeep
     behind_proxy.client.set_acls(f"{root}{place.rpartition('/')[0]}", READ_ACL_UNSAFE)
     with pytest.raises(LockBackendError, match="refuses: NoAuth"):
         held.release()
-    eventually(lambda: "could not be given back; the end of its session frees it" in caplog.text)
+    eventually(lambda: "could not be released; the end of its session frees it" in caplog.text)
     eventually(lambda: not renewer.is_cleaning)
