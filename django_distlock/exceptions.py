@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LockError(Exception):
-    """Base of what can go wrong with a lock at run time."""
+    """Base class of the errors of locks at run time."""
 
 
 class LockNotAcquired(LockError):
@@ -22,8 +22,8 @@ class LockNotAcquired(LockError):
 
     ``retry_after``: seconds until the holder's lease runs out unless renewed, or None.
     ``holder``: who has it, as far as the store could tell, or None.
-    ``resting``: its holder is done, and it is free after ``retry_after``, at the end of its ``min_hold``.
-    ``reason``: "busy"; or "crowded": it was not waited for, because as many do already as ``max_waiters`` allows.
+    ``resting``: its holder has released it, and it is free after ``retry_after``, at the end of its ``min_hold``.
+    ``reason``: "busy"; or "crowded": as many callers already wait as ``max_waiters`` allows.
     ``name`` and ``using``: which lock it is, and the alias of its backend.
     """
 
@@ -50,12 +50,12 @@ class LockNotAcquired(LockError):
 class LockTimeout(LockNotAcquired):
     """The lock stayed busy for the whole wait.
 
-    Not a builtin TimeoutError: that one is an OSError, which retry rules for networks swallow.
+    It is not a built-in TimeoutError, because that is an OSError, which code for network errors may catch.
     """
 
 
 class TaskAlreadyQueued(LockNotAcquired):
-    """A unique task is not queued again, because it is queued already, or runs.
+    """A unique task was not queued, because it is already queued or running.
 
     ``task_id``: the id of that one; "" where somebody else has a lock of its name.
     """
@@ -66,13 +66,13 @@ class TaskAlreadyQueued(LockNotAcquired):
 
 
 class LockReentry(LockError):
-    """This very thread or task holds the lock already and would wait for itself."""
+    """This thread or task already holds the lock, and would wait for itself."""
 
 
 class LockLost(LockError):
     """The lease ended before its holder released it; somebody else may have held the lock since.
 
-    ``lease``: which one; a ``Lease``. None in another process, and where the lease was to be adopted.
+    ``lease``: the ``Lease``. None in another process, and if the lease was lost before it could be adopted.
     """
 
     def __init__(self, message: str = "", *, lease: Any = None) -> None:
@@ -90,9 +90,9 @@ class LockNotHeld(LockError, RuntimeError):
 class LockBackendError(LockError):
     """The store did not answer, or refused. Whether the lock is free is not known; the cause is chained.
 
-    ``is_final``: it does not pass by itself, because somebody has to correct a setting, a right, or what is in the
-    store. Whoever waits is told at once.
-    ``was_asked``: False where the store had answered nobody for a while, so that it was not asked at all.
+    ``is_final``: somebody has to correct a setting, a right, or what is in the store. Callers that wait get the error
+    at once.
+    ``was_asked``: False if the store was not asked at all, because it had not answered anybody for a while.
     """
 
     is_final = False

@@ -111,8 +111,8 @@ class _HolderFields(NamedTuple):
 class Holder(_HolderFields):
     """Who has a lock: host, process, thread or task, what it is doing, and since when (seconds of Unix time).
 
-    Its texts are printable and of at most 200 characters each, whatever it was made of: clients and others who write
-    to the store may have chosen them.
+    Its texts are printable and have at most 200 characters each, because clients, and others who write to the store,
+    may have chosen them.
 
     ``message``: which message of Celery the task runs for, by which it knows its copies; never
     shown. Else "". ``slots``: how many it lets hold the lock at once.
@@ -344,10 +344,10 @@ class LockInfo(NamedTuple):
     """A lease of a lock as the store shows it now.
 
     ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
-    ``nodes``: on how many nodes of a quorum it is; None where the store is one. ``failed_nodes``: how many of
-    the others could not tell. ``prefix``: what a callable ``KEY_PREFIX`` answered when it was looked at; "" where that
-    is a text. ``slot``: the number of the slot that it has. ``template``: that of the lease, where this process holds
-    it; else "".
+    ``nodes``: on how many nodes of a quorum it is; None if the store is no quorum. ``failed_nodes``: how many of
+    the other nodes failed. ``prefix``: what a callable ``KEY_PREFIX`` returned for this look; "" if the setting is a
+    text. ``slot``: the number of its slot. ``template``: the template of its name if this process holds it, else
+    "".
     """
 
     name: str
@@ -373,12 +373,12 @@ class LockInfo(NamedTuple):
 
     @property
     def slots(self) -> int | None:
-        """How many its holder lets hold the lock at once; None: nobody has taken it yet."""
+        """How many may hold the lock at once, as its holder says; None: nobody has taken it yet."""
         return self.holder.slots if self.holder else None
 
     @property
     def slot_text(self) -> str:
-        """What follows on the name of a lock that several may hold, for people: ", slot 2 of 3"."""
+        """For people, to be put after the name of a lock with several slots: ", slot 2 of 3"."""
         if self.slots is None:
             return f", slot {self.slot}" if self.slot > 1 else ""
         return f", slot {self.slot} of {self.slots}" if self.slots > 1 else ""

@@ -31,7 +31,7 @@ CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 
 
 class AdoptedLease(Lease):
-    """A lease that another process acquired. A context manager, which ends as the ``with`` of its lock does."""
+    """A lease that another process acquired. A context manager: its end is that of the ``with`` of a lock."""
 
     __slots__ = ("_handle", "_proof")
 
@@ -88,14 +88,14 @@ class AdoptedLease(Lease):
 
 @sensitive_variables("text")
 def adopt(text: str) -> AdoptedLease:
-    """Go on in this process with a lease that another one detached: renew it, and release it at the end.
+    """Continue in this process a lease that another one detached: renew it, and release it at the end.
 
     ``text``: what ``Lease.detach()`` returned there. ``with adopt(text) as lease:`` releases the lease as the ``with``
     of a lock does.
 
-    Raises LockLost when the lease has ended meanwhile, by its TTL or by a release; LockNotHeld for a text that was
-    adopted already or that ``detach()`` did not make; LockBackendError when the store does not answer (the text can
-    then be adopted later), and when a newer version of the package detached the lease.
+    Raises LockLost if the lease has ended meanwhile, by its TTL or by a release; LockNotHeld for a text that was
+    adopted already or that ``detach()`` did not make; LockBackendError if the store does not answer (the text can
+    then be adopted later), and if a newer version of the package detached the lease.
     """
     refuse_in_event_loop()
     adoption = Adoption(text)

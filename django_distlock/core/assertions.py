@@ -19,7 +19,7 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
     started it: as context variables do, a lock reaches into ``sync_to_async`` and ``async_to_sync``, and into child
     tasks, but not into new threads. ``values`` fill the fields of the name as those of ``lock()`` do.
 
-    Raises LockLost when the caller held the lock and lost it, LockNotHeld when it does not hold it, also where it runs
+    Raises LockLost if the caller held the lock and lost it, LockNotHeld if it does not hold it, also if it runs
     without it (``on_unavailable="run"``), InvalidLockName.
     """
     if assumed_depth:
@@ -36,11 +36,11 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
 def current_lease(name: str | None = None, /, *values: object, using: str = DEFAULT_ALIAS) -> Lease:
     """The lease under which the caller runs: that of the innermost ``with lock(...)`` or ``@distributed_lock``.
 
-    With a ``name``, whose fields the ``values`` fill, that of the lock of this name. Local, no I/O. Who counts as the
-    caller is told at ``assert_locked()``. A lease that was lost, or not granted (``on_unavailable="run"``), is
-    returned, too, as long as its holder has not left it: ``is_held`` tells.
+    With a ``name``, whose fields the ``values`` fill: the lease of the lock of this name. Local, no I/O.
+    ``assert_locked()`` explains who counts as the caller. A lease that was lost, or not granted
+    (``on_unavailable="run"``), is returned, too, until its holder leaves it; ``is_held`` is False then.
 
-    Raises LockNotHeld where there is none, InvalidLockName.
+    Raises LockNotHeld if there is none, InvalidLockName.
     """
     wanted = None if name is None else render(name, values)
     if lease := _latest_here(wanted, using):

@@ -43,13 +43,14 @@ def lock_all(*handles: Lock, wait: float | timedelta | None = WAIT) -> LockGroup
     handles or their aliases say of ``wait`` does not count. ``on_unavailable`` is one decision: if all handles say
     "run", an outage of one store lets the body go on without any of the locks; else it raises LockBackendError.
 
-    Whoever acquires locks by this alone cannot deadlock: all processes take them in one order, and a lock that was
-    granted is renewed while the next ones are waited for. A thread or task that holds a lock already and asks for more
-    leaves that guarantee.
+    Code that acquires locks only by this cannot deadlock: all processes take them in one order, and a lock that was
+    granted is renewed while the call waits for the next ones. A thread or task that already holds a lock and asks for
+    more does not have this guarantee.
 
-    ``with`` raises LockNotAcquired or LockTimeout for a lock that is busy, LockLost where one was lost while the next
-    ones were waited for, LockReentry, LockBackendError, ValueError for the same name with different options; nothing is
-    held then. Raises TypeError for what is no handle of ``lock()``, and ValueError for a bad ``wait`` or no handle.
+    ``with`` raises LockNotAcquired or LockTimeout for a lock that is busy, LockLost if one was lost while the call
+    waited for the next ones, LockReentry, LockBackendError, ValueError for the same name with different options; nothing
+    is held then. Raises TypeError for an argument that is no handle of ``lock()``, ValueError for a bad ``wait`` or
+    without a handle.
     """
     if not handles:
         raise ValueError("lock_all() was given no lock: name one or more, lock_all(lock('a'), lock('b')).")
@@ -60,12 +61,12 @@ def lock_all(*handles: Lock, wait: float | timedelta | None = WAIT) -> LockGroup
 
 
 class Leases(tuple[Lease, ...]):
-    """What ``lock_all()`` has acquired, in the order of its handles; twice the same lease where a name came twice."""
+    """The leases of ``lock_all()``, in the order of its handles; the same lease twice if a name was given twice."""
 
     __slots__ = ()
 
     def ensure_held(self) -> None:
-        """Return if all leases certainly hold at this moment, by the local clock; no I/O.
+        """Return if all leases are certainly held now, by the local clock; no I/O.
 
         Raises LockLost, which names the first that is lost, or LockNotHeld after the release of one. The
         ``ensure_held()`` of each lease raises for a loss of any other, too.
@@ -75,12 +76,12 @@ class Leases(tuple[Lease, ...]):
 
     @property
     def is_held(self) -> bool:
-        """Whether all certainly hold at this moment, in this process."""
+        """Whether all are certainly held at this moment, in this process."""
         return all(lease.is_held for lease in self)
 
     @property
     def remaining(self) -> float:
-        """Seconds until the holder must stop unless all are renewed before: the least of all; 0.0 once one ended."""
+        """Seconds until the holder must stop unless all are renewed before: the smallest value; 0.0 if one ended."""
         return min(lease.remaining for lease in self)
 
 
@@ -97,7 +98,7 @@ class Entered(NamedTuple):
 
 
 class LockGroup:
-    """The locks of ``lock_all()``. May be shared by threads and tasks, and entered again after it was left."""
+    """The locks of ``lock_all()``. Threads and tasks may share it, and enter it again after it was left."""
 
     def __init__(self, handles: Sequence[Lock], wait: float | None) -> None:
         self._handles, self._wait = handles, wait

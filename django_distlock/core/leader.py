@@ -64,15 +64,15 @@ def unbounded(**options: Any) -> Options:
 class Leadership(Lock):
     """The lock of ``leader()``: ``with`` and ``async with`` give the lease of a term, and it may be entered again.
 
-    They raise LockBackendError only where somebody has to correct something (``is_final``; or the store takes longer
-    than the TTL to grant it), and LockReentry in a thread or task that leads already.
+    They raise LockBackendError only if somebody has to correct something (``is_final``), or if the store takes longer
+    than the TTL to grant the lock; and LockReentry in a thread or task that already leads.
     """
 
     def step_down(self) -> bool:
         """Release the lease to the next leader, from any thread: the block of ``with`` then ends without an error.
 
-        Whoever waits by ``lease.wait_lost()`` is woken. What the block does goes on until it ends; so call this where
-        nothing is under way. False if this handle does not lead. Raises LockBackendError when the store does not
+        This wakes those who wait in ``lease.wait_lost()``. The block itself is not interrupted, so call this when no
+        work is running in it. Returns False if this handle does not lead. Raises LockBackendError if the store does not
         answer; the release is then tried again in the background.
         """
         refuse_in_event_loop()

@@ -50,10 +50,10 @@ RELEASED = State.RELEASED  # an enum takes long to find its members
 
 @answer_other_words
 class Lease(Belief):
-    """One acquisition of one lock. Ends by ``release()``, or when its TTL runs out unrenewed.
+    """One acquisition of one lock. It ends by ``release()``, or when its TTL is over and nobody has renewed it.
 
-    ``fence`` grows with every grant of the name: a resource that remembers the largest number it was
-    shown can refuse a holder that was overtaken.
+    ``fence`` grows with every grant of the name: a resource that remembers the largest number that it has
+    seen can refuse the late writes of a former holder.
 
     ``name``: as stores know it. ``using``: the alias of its backend. ``slot``: its number among the leases that the
     lock may have at once, from 1 on. ``ttl``: seconds the store keeps the lease unless it is renewed. ``token``: the
@@ -131,12 +131,12 @@ class Lease(Belief):
 
     @property
     def prefix(self) -> str:
-        """What a callable ``KEY_PREFIX`` answered when the lock was asked for; "" where that is a text."""
+        """What a callable ``KEY_PREFIX`` returned when the lock was requested; "" if the setting is a text."""
         return self._request.prefix
 
     @property
     def template(self) -> str:
-        """That of its name, with nothing in the braces, such as ``order:{}``; the name where no values fill it."""
+        """The template of its name, with empty braces, such as ``order:{}``; the name itself if it has no values."""
         return self._request.template or self.name
 
     @property
@@ -151,7 +151,7 @@ class Lease(Belief):
 
     @property
     def state(self) -> State:
-        """Told from what this process knows, without asking the store. In a forked child: lost."""
+        """The state as this process knows it; no I/O. In a forked child: lost."""
         if self._ended:
             return self._ended
         if not self.is_held:
@@ -163,7 +163,7 @@ class Lease(Belief):
         return not self._hold_count and not (self._retainer_deadlines and self.is_held)
 
     def renew(self, ttl: float | timedelta | None = None) -> None:
-        """Let the lease last ``ttl`` seconds (default: its TTL) from now, whatever its max_hold; it is never shortened.
+        """Let the lease last ``ttl`` seconds from now (default: its TTL), whatever its max_hold. It is never shortened.
 
         Raises LockLost, LockNotHeld after a release or detach(), LockBackendError when the store does not answer.
         """
@@ -205,10 +205,10 @@ class Lease(Belief):
         self.ensure_held()
 
     def detach(self) -> str:
-        """End renewal and release in this process, and return a text by which another one goes on with the lease.
+        """Stop renewing the lease in this process, and return a text with which another process can continue it.
 
         No I/O. The text is signed with ``SECRET_KEY`` and can be adopted once, within the ``remaining`` seconds
-        of the lease; ``renew(ttl=300)`` before gives it more time on its way. If nobody adopts it, the lock is
+        of the lease; call ``renew(ttl=300)`` before to give it more time. If nobody adopts it, the lock is
         free after that time. It holds the lease's secret token: keep it out of URLs, pages and logs.
 
         Raises LockLost, or LockNotHeld after a release; LockBackendError if the backend has no ``supports_transfer``.
@@ -316,12 +316,12 @@ class Lease(Belief):
         return max(0.0, self._terms.min_hold - self._held_for)
 
     def release(self) -> None:
-        """Give the lock up, for others at once or after ``min_hold``.
+        """Release the lock, at once or after ``min_hold``.
 
-        Raises LockLost when the lease had ended before, LockNotHeld when it was released already or
-        belongs to the parent of a forked process, LockBackendError when the store does not answer;
-        the release is then tried again in the background until the TTL has passed. Where the store is
-        known not to answer, that is done at once, and nothing is raised.
+        Raises LockLost if the lease had ended before, LockNotHeld if it was released already or belongs to the
+        parent of a forked process, and LockBackendError if the store does not answer. The release is then tried
+        again in the background until the TTL has passed. If the store is already known not to answer, only that
+        is done, and nothing is raised.
         """
         try:
             released = self._backend.release(self._request, self._begin_release())

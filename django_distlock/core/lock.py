@@ -47,39 +47,40 @@ def sync_owner() -> object:
 
 
 def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
-    """A handle on the lock of that name; nothing is asked of the store yet.
+    """A handle on the lock of that name. It does not ask the store yet.
 
     ``values`` fill the fields of the name, escaped as the decorator's templates do:
-    ``lock("order:{}", pk)`` is the lock of ``@distributed_lock("order:{pk}")``. In place of a name, a LockInfo that
-    ``held()`` has shown stands for its lock.
+    ``lock("order:{}", pk)`` is the lock of ``@distributed_lock("order:{pk}")``. Instead of a name, give a LockInfo of
+    ``held()`` for its lock.
 
-    ``using``: alias in the setting ``DISTRIBUTED_LOCKS``; that of a LockInfo is its own. The options below default to
-    its entry. Seconds may be a ``timedelta``.
+    ``using``: alias in the setting ``DISTRIBUTED_LOCKS``; a LockInfo has its own. The entry of the alias has the
+    defaults of the options below. Seconds may be a ``timedelta``.
 
     - ``ttl`` (30): seconds the store keeps a lease that nobody renews.
     - ``wait`` (10): seconds to wait for a busy lock; 0 does not wait, None waits as long as it takes.
-    - ``max_waiters`` (None): how many may wait for the lock. Where so many processes wait, or so many callers of this
-      one, another caller is refused at once instead of waiting, by LockNotAcquired with ``reason="crowded"``. Who waits
-      already goes on, and who would not wait is not concerned. None: no bound.
-    - ``renew`` (True): renew at a third of the TTL until release; False: the TTL is all there is.
+    - ``max_waiters`` (None): how many may wait for the lock. If so many processes wait, or so many callers of this
+      process, another caller does not wait, but gets LockNotAcquired at once, with ``reason="crowded"``. Callers that
+      wait already continue. It does not apply with ``wait=0``. None: no bound.
+    - ``renew`` (True): renew at a third of the TTL until release; False: never renew.
     - ``max_hold`` (None): seconds after which a lease is no longer renewed, also while its holder works; None: no
-      bound, so that a holder that hangs keeps the lock until its process ends.
-    - ``min_hold`` (0): seconds the lock stays taken after it was granted, however soon it is released, and also if
-      its holder is killed: it may be longer than ``ttl``, and the first lease then lasts as long.
-    - ``slots`` (1): how many may hold the lock at once, over all processes, up to 1,000. Whoever asks counts all leases
-      of the name, whatever numbers others gave. It is no rate per minute: a slot is taken as long as the work takes.
-    - ``reentrant`` (False): the thread or task that holds the lock may enter it again. Otherwise ``with``
-      raises LockReentry there. It is the inner lock that needs it.
-    - ``on_lost`` ("raise"): leaving ``with`` after the lease was lost raises LockLost, unless the body
-      raised; "log" never raises at the end of ``with``; a callable gets the LockLost there, also if the body raised.
-    - ``in_atomic`` ("defer"): what becomes of a ``with`` inside ``transaction.atomic()``. "defer" keeps the
-      lock until the outermost transaction is committed or rolled back, so that the next holder reads what
+      bound, so a holder that hangs keeps the lock until its process ends.
+    - ``min_hold`` (0): seconds the lock stays taken after it was granted, even if it is released sooner or its holder
+      is killed. If it is longer than ``ttl``, the first lease lasts that long.
+    - ``slots`` (1): how many may hold the lock at once, over all processes, up to 1,000. A caller counts all leases of
+      the name, whatever numbers the others gave. It is no rate per minute: a slot is taken as long as the work takes.
+    - ``reentrant`` (False): the thread or task that holds the lock may enter it again by this handle. Otherwise
+      ``with`` raises LockReentry. Give it to the inner lock.
+    - ``on_lost`` ("raise"): what the end of ``with`` does if the lease was lost. "raise" raises LockLost, unless the
+      body raised an error; "log" raises nothing; a callable gets the LockLost, also if the body raised an error.
+    - ``in_atomic`` ("defer"): what ``with`` does inside ``transaction.atomic()``. "defer" keeps the
+      lock until the outermost transaction is committed or rolled back, so the next holder reads what
       was written; the same transaction may enter it again meanwhile. "refuse" raises
-      TransactionManagementError there; "ignore" frees the lock at the end of ``with``, before COMMIT.
-    - ``on_unavailable`` ("raise"): what becomes of it when the store cannot be asked. "raise" raises
-      LockBackendError; "run" goes on *without* the lock, for locks that only save work: the lease has the state
-      "unavailable" and is never held. What somebody has to correct (``LockBackendError.is_final``) is raised anyway.
-    - ``label``: what people read as the purpose of the holder. Default: name and id of the task of Celery that runs,
+      TransactionManagementError; "ignore" frees the lock at the end of ``with``, before COMMIT.
+    - ``on_unavailable`` ("raise"): what happens if the store does not answer. "raise" raises
+      LockBackendError; "run" runs the body *without* the lock, for locks that only save work: the lease has the state
+      "unavailable" and is never held. An error that somebody has to correct (``LockBackendError.is_final``) is always
+      raised.
+    - ``label``: what people read as the purpose of the holder. Default: name and id of the running Celery task,
       else the command of ``manage.py``, else the function that called ``lock()``.
 
     Raises InvalidLockName, also for a field that no value fills, ValueError for a value out of range, TypeError for an
@@ -103,12 +104,12 @@ def lock(name: str | LockInfo, /, *values: object, using: str = DEFAULT_ALIAS, *
 
 @answer_other_words
 class Lock:
-    """threading.Lock's protocol over all processes, with an ``a`` twin for each call.
+    """The protocol of threading.Lock over all processes; each method has an async version that begins with ``a``.
 
-    One handle may be shared by threads and tasks. Each acquisition is a lease of its own, so that a late
-    release of a lost one never frees its successor.
+    Threads and tasks may share a handle. Each acquisition is a lease of its own, so the late release of a lost
+    lease never frees that of its successor.
 
-    Where KEY_PREFIX is a callable, each acquisition asks it, once, and what looks at the lock asks it as well.
+    If KEY_PREFIX is a callable, each acquisition calls it once, and so does each method that looks at the lock.
     """
 
     _made_at = -1  # the instruction of the caller that made it, until it is used
@@ -135,11 +136,11 @@ class Lock:
         self._options, self._message, self._caller = options, message, caller
 
     def acquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
-        """True when the lock is held now, False when it stayed busy.
+        """Return True if the lock is now held, False if it stayed busy.
 
-        ``timeout``: seconds to wait; -1 means the lock's own ``wait``. A thread that waits for what it holds itself is
-        warned by the log: another thread may release it, as with threading.Lock. Raises LockBackendError;
-        with ``on_unavailable="run"`` it is True instead, and ``lease.is_held`` False.
+        ``timeout``: seconds to wait; -1 means the lock's own ``wait``. A thread may wait for a lock that it holds
+        itself, as with threading.Lock, because another thread may release it; the log has a warning. Raises
+        LockBackendError; with ``on_unavailable="run"`` it returns True instead, and ``lease.is_held`` is False.
         """
         return self._acquire(self._acquisition(sync_owner(), BY_CALL, blocking, timeout)).lease is not None
 
@@ -149,10 +150,10 @@ class Lock:
         return (await self._aacquire(acquisition)).lease is not None
 
     def release(self) -> None:
-        """Give up the lease that this thread or task took by this handle, else the handle's last one.
+        """Release the lease of this thread or task by this handle, else the last one of the handle.
 
-        A reentrant lock is given up by its owner alone, after as many releases as acquisitions.
-        Raises LockNotHeld, LockLost, LockBackendError (the release is then repeated in the background).
+        Only its owner can release a reentrant lock, with as many releases as acquisitions.
+        Raises LockNotHeld, LockLost, LockBackendError (the release is then tried again in the background).
         """
         refuse_in_event_loop()
         hold = None
@@ -187,16 +188,16 @@ class Lock:
 
     @property
     def lease(self) -> Lease | None:
-        """That of this thread or task by this handle, else the handle's last one that is held; None without any.
+        """The lease of this thread or task by this handle, else the last held one of the handle, else None.
 
-        One that was not granted counts (``on_unavailable="run"``).
+        A lease that was not granted counts, too (``on_unavailable="run"``).
         """
         return self._holds.latest()
 
     def locked(self) -> bool:
-        """Whether others would find it busy now, as the store says. Raises LockBackendError.
+        """Whether another caller would now find the lock busy; asks the store. Raises LockBackendError.
 
-        Somebody holds it; or with ``slots`` so many do, or somebody waits for more of them to end, whom nobody passes.
+        It is busy if somebody holds it; with ``slots``, if so many hold it, or if somebody waits, whom nobody may pass.
         """
         refuse_in_event_loop()
         return drive(self._is_locked(), self._backend_now())
@@ -214,7 +215,7 @@ class Lock:
         return bool(waiting)
 
     def usage(self) -> Usage:
-        """Who holds the lock now, as the store says. Raises LockBackendError."""
+        """Who holds the lock now; asks the store. Raises LockBackendError."""
         refuse_in_event_loop()
         [leases] = self._backend_now().look([self.name])
         return Usage(self._options.own.slots, tuple(leases))
@@ -225,10 +226,10 @@ class Lock:
         return Usage(self._options.own.slots, tuple(leases))
 
     def force_release(self, *, by: str = "", slot: int | None = None) -> bool:
-        """Free the lock, whoever holds it in whichever process. False if nobody does, or somebody else by now.
+        """Free the lock, whoever holds it, in any process. False if nobody holds it, or it changed hands meanwhile.
 
-        Its holder is told at its next renewal, and may work until then. ``by``: who does it, for the log and the signal
-        ``lock_forced``; default: as the label of a holder. ``slot``: which of its slots is to be freed; default: all.
+        The next renewal tells the holder, which may work until then. ``by``: who frees it, for the log and the signal
+        ``lock_forced``; default: the label that a holder would have. ``slot``: which slot to free; default: all.
         Raises LockBackendError.
         """
         by = by or labels.here(self._caller)

@@ -118,32 +118,33 @@ def distributed_lock(
     arguments and returns the name. Without a name, ``@distributed_lock`` locks the function as a whole. A list of
     templates, ``["account:{source}", "account:{target}"]``, is acquired as ``lock_all()`` does.
 
-    ``on_busy``: what a call does that finds the lock busy. ``"raise"`` raises LockNotAcquired or
+    ``on_busy``: what a call does if the lock is busy. ``"raise"`` raises LockNotAcquired or
     LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
-    **kwargs)`` answers in the function's place. ``"retry"``, below ``@shared_task``, sends the Celery task
-    again for later, which is none of its ``max_retries``; where no worker runs it, it raises. By default the
-    view of a request answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
+    **kwargs)`` is called, and its result returned. ``"retry"``, below ``@shared_task``, sends the Celery task
+    again later, which does not count against ``max_retries``; without a worker it raises. By default a
+    view answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
     else raises.
 
-    ``on_unavailable``: what a call does whose store cannot be asked. ``"raise"`` raises LockBackendError; ``"run"``
-    calls the function *without* the lock, as ``lock()`` tells; ``"skip"``, ``skip(value)`` and a callable are as with
-    ``on_busy``, and so is ``"retry"``, which coroutine functions and generators do not have. An error that somebody
-    has to correct (``LockBackendError.is_final``) is none of these. By default it is the ``ON_UNAVAILABLE`` of the
+    ``on_unavailable``: what a call does if the store does not answer. ``"raise"`` raises LockBackendError; ``"run"``
+    calls the function *without* the lock, as with ``lock()``; ``"skip"``, ``skip(value)``, a callable and ``"retry"``
+    are as with ``on_busy``, but coroutine functions and generators have no ``"retry"``. An error that somebody
+    has to correct (``LockBackendError.is_final``) is always raised. The default is the ``ON_UNAVAILABLE`` of the
     alias; unless that is "run", a view answers 503 (with ``on_busy="raise"`` it raises), and everything else raises.
 
     ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
-    template) holds the lock until that is done or it is closed; ``"return"`` frees the lock before.
+    template) holds the lock until its content is complete or it is closed; ``"return"`` frees the lock when the view
+    returns.
 
     A coroutine function holds the lock until it is done, a generator while it is iterated. A view under
     ATOMIC_REQUESTS gets its transaction inside the lock, unless ``in_atomic="ignore"``.
 
     ``slots``: how many calls may run at once: a number, or a callable that gets the arguments and returns it.
 
-    The other options are those of ``lock()``; but ``wait`` is 0 unless given: a decorated call does not wait. On a view
-    that does, ``max_waiters`` bounds how many of its requests wait for one lock.
+    The other options are those of ``lock()``, but ``wait`` is 0 by default: a decorated call does not wait. On a view
+    with a ``wait``, ``max_waiters`` limits how many of its requests wait for one lock.
 
-    Raises InvalidLockName when the template can name no lock or asks for an argument that the function
-    does not have, ValueError and TypeError for options, all where the function is decorated.
+    Raises InvalidLockName if the template cannot name a lock or asks for an argument that the function
+    does not have, ValueError and TypeError for options, all of them where the function is decorated.
     """
     if function is not None and not isinstance(function, str | list | tuple):
         has_more = name or options or on_busy or on_unavailable or hold_until != "response"

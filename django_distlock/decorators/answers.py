@@ -116,13 +116,13 @@ def respond(
     retry_after: float | timedelta | OfProblem | None = None,
     template_name: str | None = None,
 ) -> Respond:
-    """For ``on_busy`` of a view: how a request is answered whose lock is busy.
+    """For ``on_busy`` of a view: the answer to a request whose lock is busy.
 
     - ``status``: of HTTP, from 400 to 599.
     - ``detail``: what people read.
-    - ``retry_after``: seconds, or a timedelta, for ``Retry-After``, rounded up. Default: 1 to 3 by chance, because
-      nobody knows when a holder is done, and those who were refused together should not come back together; for a
-      lock that rests for its ``min_hold``, the time until it is free.
+    - ``retry_after``: seconds, or a timedelta, for ``Retry-After``, rounded up. Default: a random number from 1 to 3,
+      because it is not known when the holder ends, and clients that were refused together should not come back
+      together; for a lock that rests for its ``min_hold``, the time until it is free.
     - ``template_name``: of a page for browsers. Its context: ``detail``, ``code``, ``retry_after``, ``status``.
 
     ``status``, ``detail`` and ``retry_after`` may be callables, which get the LockNotAcquired and the request.

@@ -166,7 +166,7 @@ def _request_of(lease: Lease) -> LockRequest:
 
 
 class store_down(TestContextDecorator):  # noqa: N801 - named as override_settings is
-    """The store of an alias does not answer: all that this process asks of it raises LockBackendError, at once.
+    """The store of an alias does not answer: each request of this process to it raises LockBackendError, at once.
 
     A context manager, and a decorator for functions, ``async def`` and test cases. Inside ``override_locks()`` no
     server is needed. A lease that was acquired before is "unknown" from its next renewal on, and lost at its deadline;
