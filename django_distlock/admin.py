@@ -23,9 +23,8 @@ from django.template.loader import get_template
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.translation import gettext as __
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from .celery.config import is_beat_used
 from .core.forced import force_release
@@ -49,8 +48,9 @@ from .monitoring.admin_texts import (
     texts_of_changes,
     ticking,
 )
-from .monitoring.inventory import format_duration, held_for, holding_nodes, long_held
+from .monitoring.inventory import held_for, holding_nodes, long_held
 from .monitoring.situation import gather
+from .monitoring.times import format_duration
 from .utils.events import about_event
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ class HeldLockAdmin(InventoryAdmin):
         text, bound = ticking(held_for(row.info), 1), long_held(row.info)
         if text is None or bound is None:
             return text
-        meaning = __("longer than LONG_HELD, %(time)s") % {"time": format_duration(bound)}
-        return format_html('{} <strong class="distlock-long" title="{}">{}</strong>', text, meaning, __("long"))
+        meaning = gettext("longer than LONG_HELD, %(time)s") % {"time": format_duration(bound)}
+        return format_html('{} <strong class="distlock-long" title="{}">{}</strong>', text, meaning, gettext("long"))
 
     @admin.display(description=_("time left"), ordering="remaining")
     def left(self, row: HeldLock) -> str | None:
@@ -139,8 +139,8 @@ class HeldLockAdmin(InventoryAdmin):
 
     @admin.display(description=_("release"))
     def release(self, row: HeldLock) -> str:
-        question = self._url("delete", quote(row.pk))
-        return format_html('<a class="button distlock-release" href="{}">{}</a>', question, __("Release this lock…"))
+        question, text = self._url("delete", quote(row.pk)), gettext("Release this lock…")
+        return format_html('<a class="button distlock-release" href="{}">{}</a>', question, text)
 
     # Rows and columns
 
@@ -176,17 +176,21 @@ class HeldLockAdmin(InventoryAdmin):
 
     def _say_what_is_seen(self, request: HttpRequest) -> None:
         inventory = inventory_of(request)
-        asked = [f"“{alias}”" for alias in inventory.aliases if alias not in inventory.errors]
+        asked = [
+            gettext("“%(alias)s”") % {"alias": alias} for alias in inventory.aliases if alias not in inventory.errors
+        ]
         if asked and not inventory.keys():
-            text = __("Nothing is locked in %(aliases)s. A lock is listed for as long as somebody holds it.")
+            text = gettext("Nothing is locked in %(aliases)s. A lock is listed for as long as somebody holds it.")
             self.message_user(request, text % {"aliases": ", ".join(asked)}, messages.INFO, ABOUT_BACKEND)
         for text in texts_of_aliases(inventory):
             self.message_user(request, text, messages.INFO, f"{ABOUT_BACKEND} distlock-alias")
         if inventory.holders() is None:
-            text = __("So many are listed by name, because nobody asks who holds each: search, or filter by prefix.")
+            text = gettext(
+                "So many are listed by name, because nobody asks who holds each: search, or filter by prefix."
+            )
             self.message_user(request, text, messages.INFO, ABOUT_BACKEND)
         for alias in inventory.local_aliases:
-            text = __("“%(alias)s” is in local memory: locks that other processes hold cannot be seen here.")
+            text = gettext("“%(alias)s” is in local memory: locks that other processes hold cannot be seen here.")
             self.message_user(request, text % {"alias": alias}, messages.WARNING, ABOUT_BACKEND)
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +268,7 @@ class HeldLockAdmin(InventoryAdmin):
             self._report_changed_locks(request, ids)
             self._release(request, rows)
             return None
-        return self._question_of_many(request, queryset, __("Release locks"))
+        return self._question_of_many(request, queryset, gettext("Release locks"))
 
     @admin.action(permissions=["release"], description=_("Release all that the hosts of the selected locks hold"))
     def release_hosts(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -272,9 +276,9 @@ class HeldLockAdmin(InventoryAdmin):
         holders = inventory_of(request).map_holders(queryset.keys(), lambda key, holder: holder).values()
         hosts = {holder.host for holder in holders if holder}
         if not hosts:
-            self.message_user(request, __("Nobody holds the selected locks."), messages.WARNING)
+            self.message_user(request, gettext("Nobody holds the selected locks."), messages.WARNING)
             return None
-        title = __("Release all that %(hosts)s holds") % {"hosts": shortened(sorted(hosts))}
+        title = gettext("Release all that %(hosts)s holds") % {"hosts": shortened(sorted(hosts))}
         return self._question_of_many(request, HeldLocks(inventory_of(request)).filter(host__in=hosts), title)
 
     @admin.action(permissions=["release"], description=_("Release all locks with the prefixes of the selected ones"))
@@ -282,16 +286,18 @@ class HeldLockAdmin(InventoryAdmin):
         """In the same backends. A name without a colon has no prefix, which would be that of all locks."""
         prefixes = {(key.using, prefix_of(key.name)) for key in queryset.keys() if prefix_of(key.name)}  # noqa: SIM118
         if not prefixes:
-            self.message_user(request, __("The names of the selected locks have no prefix."), messages.WARNING)
+            self.message_user(request, gettext("The names of the selected locks have no prefix."), messages.WARNING)
             return None
-        title = __("Release all of %(prefixes)s") % {"prefixes": shortened(sorted({prefix for _, prefix in prefixes}))}
+        title = gettext("Release all of %(prefixes)s") % {
+            "prefixes": shortened(sorted({prefix for _, prefix in prefixes}))
+        }
         return self._question_of_many(request, HeldLocks(inventory_of(request)).filter(prefix__in=prefixes), title)
 
     def _question_of_many(self, request: HttpRequest, queryset: Any, title: str) -> HttpResponse:
         """Its form names each lease, and sends them to ``delete_selected``."""
         most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
         if (count := queryset.count()) > most:
-            text = __("%(count)d locks are selected; the first %(most)d can be released now, the rest after that.")
+            text = gettext("%(count)d locks are selected; the first %(most)d can be released now, the rest after that.")
             self.message_user(request, text % {"count": count, "most": most}, messages.WARNING)
             queryset = queryset[:most]
         rows = queryset.rows()
@@ -299,7 +305,7 @@ class HeldLockAdmin(InventoryAdmin):
         return self._question(request, rows, fields, title)
 
     def render_delete_form(self, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
-        return self._question(request, [context["object"]], [], __("Release lock"))
+        return self._question(request, [context["object"]], [], gettext("Release lock"))
 
     def _question(
         self, request: HttpRequest, rows: Sequence[HeldLock], fields: Sequence[tuple[str, str]], title: str
@@ -314,9 +320,9 @@ class HeldLockAdmin(InventoryAdmin):
             _WARNING,
             format_html_join("", "<li>{}</li>", ((described(row),) for row in rows)),
             format_html_join("", '<input type="hidden" name="{}" value="{}">', hidden),
-            __("Yes, release"),
+            gettext("Yes, release"),
             self._url("changelist"),
-            __("No, take me back"),
+            gettext("No, take me back"),
         )
         request.current_app = self.admin_site.name
         context = {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "content": content}
@@ -365,21 +371,22 @@ class HeldLockAdmin(InventoryAdmin):
             )
             self.message_user(request, text % {"count": len(released), "names": names_of(released)}, messages.SUCCESS)
         if kept:
-            text = __("Nothing to release: %(names)s was freed or changed hands meanwhile.")
+            text = gettext("Nothing to release: %(names)s was freed or changed hands meanwhile.")
             self.message_user(request, text % {"names": names_of(kept)}, messages.WARNING)
         if left:
-            text = __("Not released: %(names)s. %(errors)s")
+            text = gettext("Not released: %(names)s. %(errors)s")
             about = {"names": names_of(left), "errors": " ".join(failed.values())}
             self.message_user(request, text % about, messages.ERROR)
         if not is_logged:
-            text = __("The admin's log has no entry of this: %(names)s.")
+            text = gettext("The admin's log has no entry of this: %(names)s.")
             self.message_user(request, text % {"names": names_of(released)}, messages.ERROR)
 
     def _log(self, request: HttpRequest, rows: Sequence[HeldLock]) -> bool:
         """One entry for all. Whether it was written."""
         user = cast(Any, request).user
         held = [
-            __("%(lock)s, held by %(holder)s") % {"lock": named(row), "holder": row.info.holder or __("nobody yet")}
+            gettext("%(lock)s, held by %(holder)s")
+            % {"lock": named(row), "holder": row.info.holder or gettext("nobody yet")}
             for row in rows
         ]
         try:
@@ -387,9 +394,9 @@ class HeldLockAdmin(InventoryAdmin):
                 LogEntry.objects.create(
                     user_id=user.pk,
                     content_type=get_content_type_for_model(self.model),
-                    object_repr=(__("Released: %(names)s") % {"names": names_of(rows)})[:200],
+                    object_repr=(gettext("Released: %(names)s") % {"names": names_of(rows)})[:200],
                     action_flag=CHANGE,
-                    change_message=__("Released: %(locks)s.") % {"locks": "; ".join(held)},
+                    change_message=gettext("Released: %(locks)s.") % {"locks": "; ".join(held)},
                 )
         except DatabaseError:
             logger.exception(

@@ -4,6 +4,7 @@ import logging
 
 from django.apps import AppConfig
 from django.core.checks import ERROR
+from django.utils.translation import gettext_lazy as _
 
 from .utils.events import about_event
 
@@ -13,7 +14,7 @@ logger = logging.getLogger("django_distlock")
 class DistlockConfig(AppConfig):
     name = "django_distlock"
     label = "distlock"
-    verbose_name = "Distributed locks"
+    verbose_name = _("Distributed locks")
 
     def ready(self) -> None:
         from . import checks  # which registers them

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Self
 
 from django.db import models
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .types import LockInfo
@@ -27,6 +28,15 @@ class NotByQueries(models.QuerySet[Any]):
     @property
     def db(self) -> str:
         raise RuntimeError(f"{self.model.__name__} has no table, so it cannot be queried. {self.model.source}")
+
+
+def title_of(info: LockInfo) -> str:
+    """The name of a lock, and the slot of this lease if several may hold it: "export:7, slot 2 of 3"."""
+    name, slots = printable(info.name), info.slots
+    if slots is None:
+        return gettext("%(name)s, slot %(slot)d") % {"name": name, "slot": info.slot} if info.slot > 1 else name
+    text = gettext("%(name)s, slot %(slot)d of %(slots)d") % {"name": name, "slot": info.slot, "slots": slots}
+    return text if slots > 1 else name
 
 
 class HeldLock(models.Model):
@@ -82,7 +92,7 @@ class HeldLock(models.Model):
         state = cls.State.HANDED_OVER if info.holder is None else cls.State.RESTING if info.resting else cls.State.HELD
         row = cls(
             id=key,
-            name=printable(f"{info.name}{info.slot_text}"),
+            name=title_of(info),
             using=info.using,
             state=state,
             label=info.holder.label if info.holder else "",
@@ -165,8 +175,8 @@ class DatabaseLock(models.Model):
     class Meta:
         db_table = "distlock_lock"
         default_permissions = ()
-        verbose_name = "row of the database backend"
-        verbose_name_plural = "rows of the database backend"
+        verbose_name = _("row of the database backend")
+        verbose_name_plural = _("rows of the database backend")
 
     def __str__(self) -> str:
         return bytes(self.name).decode(errors="replace")
@@ -191,8 +201,8 @@ class DatabaseRun(models.Model):
     class Meta:
         db_table = "distlock_run"
         default_permissions = ()
-        verbose_name = "run in the database backend"
-        verbose_name_plural = "runs in the database backend"
+        verbose_name = _("run in the database backend")
+        verbose_name_plural = _("runs in the database backend")
 
     def __str__(self) -> str:
         return bytes(self.name).decode(errors="replace")
@@ -210,8 +220,8 @@ class DatabaseEntry(models.Model):
     class Meta:
         db_table = "distlock_journal"
         default_permissions = ()
-        verbose_name = "entry of a journal of the database backend"
-        verbose_name_plural = "entries of journals of the database backend"
+        verbose_name = _("entry of a journal of the database backend")
+        verbose_name_plural = _("entries of journals of the database backend")
 
     def __str__(self) -> str:
         return self.entry

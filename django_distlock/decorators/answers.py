@@ -14,21 +14,23 @@ from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.utils.html import format_html
+from django.utils.translation import get_language, override
+from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import LockNotAcquired, UnusableLockName
 from ..options import as_seconds
 from ..utils.events import about_event
 from .http import is_for_programs, is_rest_framework, label, request_of
 
-BUSY = "This is already being processed. Try again in a moment."
-UNAVAILABLE = "This is not available just now. Try again later."
-INVALID = "Bad request."
+BUSY = _("This is already being processed. Try again in a moment.")
+UNAVAILABLE = _("This is not available just now. Try again later.")
+INVALID = _("Bad request.")
 
 PAGE = """\
 <!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{0}</title></head>
-<body><p>{0}</p></body>
+<html lang="{language}">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{detail}</title></head>
+<body><p>{detail}</p></body>
 </html>
 """
 
@@ -49,7 +51,7 @@ class Respond:
         status: int | OfProblem = 409,
         template_name: str | None = None,
         retry_after: float | timedelta | OfProblem | None = None,
-        detail: str | OfProblem = BUSY,
+        detail: str | OfProblem | None = None,
     ) -> None:
         self.status = status if callable(status) else _checked_status(status)
         self.template_name = template_name
@@ -86,40 +88,48 @@ class Respond:
         seconds = _checked_seconds(given(self.retry_after))
         if seconds is None:
             seconds = _seconds_until_free(busy)
-        content = {"detail": str(given(self.detail)), "code": "busy", "retry_after": seconds}
+        detail = BUSY if self.detail is None else str(given(self.detail))
+        content = {"detail": detail, "code": "busy", "retry_after": seconds}
         return self._with_format(request, busy, _checked_status(given(self.status)), content)
 
     def _with_format(self, request: Any, problem: Exception, status: int, content: dict[str, Any]) -> HttpResponse:
+        """``detail`` of the content is the project's text, or one of this module: for programs that is in English."""
         if is_rest_framework(request):
-            raise _api_exception(status, content) from problem
+            raise _api_exception(status, _for_programs(content)) from problem
         # The first one is for clients without a preference.
         texts = ["text/html"] if self.template_name else ["text/plain", "text/html"]
         kinds = ["application/json", *texts] if is_for_programs(request) else [*texts, "application/json"]
         kind = request.get_preferred_type(kinds) or kinds[0]
         if kind == "application/json":
-            response: HttpResponse = JsonResponse(content, status=status)
-        elif self.template_name:
-            response = render(request, self.template_name, {**content, "status": status}, status=status)
+            response: HttpResponse = JsonResponse(_for_programs(content), status=status)
         else:
-            text = format_html(PAGE, content["detail"]) if kind == "text/html" else f"{content['detail']}\n"
-            response = HttpResponse(text, status=status, content_type=f"{kind}; charset=utf-8")
+            response = self._for_people(request, kind, status, content)
         if "retry_after" in content:
             response["Retry-After"] = str(content["retry_after"])
         patch_vary_headers(response, ["Accept"])
         return response
 
+    def _for_people(self, request: Any, kind: str, status: int, content: dict[str, Any]) -> HttpResponse:
+        detail = str(content["detail"])
+        if self.template_name:
+            return render(request, self.template_name, {**content, "detail": detail, "status": status}, status=status)
+        text = f"{detail}\n"
+        if kind == "text/html":
+            text = format_html(PAGE, detail=detail, language=get_language() or "en")
+        return HttpResponse(text, status=status, content_type=f"{kind}; charset=utf-8")
+
 
 def respond(
     *,
     status: int | OfProblem = 409,
-    detail: str | OfProblem = BUSY,
+    detail: str | OfProblem | None = None,
     retry_after: float | timedelta | OfProblem | None = None,
     template_name: str | None = None,
 ) -> Respond:
     """For ``on_busy`` of a view: the answer to a request whose lock is busy.
 
     - ``status``: of HTTP, from 400 to 599.
-    - ``detail``: what people read.
+    - ``detail``: what people read. Default: a sentence, in JSON in English, else in the language of the request.
     - ``retry_after``: seconds, or a timedelta, for ``Retry-After``, rounded up. Default: a random number from 1 to 3,
       because it is not known when the holder ends, and clients that were refused together should not come back
       together; for a lock that rests for its ``min_hold``, the time until it is free.
@@ -162,6 +172,11 @@ class _Seconds(int):
     """As whoever asks an APIException for its codes expects of each detail."""
 
     code = "busy"
+
+
+def _for_programs(content: dict[str, Any]) -> dict[str, Any]:
+    with override(None):
+        return {**content, "detail": str(content["detail"])}
 
 
 def _api_exception(status: int, content: dict[str, Any]) -> Any:

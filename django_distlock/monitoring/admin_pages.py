@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
+from django.forms.widgets import Script
 from django.utils.translation import gettext_lazy as _
 
 from ..utils.events import about_event
 from .admin_filters import inventory_of
 from .admin_querysets import HeldLocks
 from .admin_texts import silent_since, text_of_outage
+from .times import LENGTHS
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock")
 
+# What the script says, in the language of each request, without a script inside of the page
+TEXTS = {
+    "pause": _("Pause"),
+    "resume": _("Resume"),
+    "paused": _("The page is not refreshed."),
+    "refreshed": _("The page is refreshed every %(seconds)s s."),
+    "failed": _("The page could not be refreshed: %(error)s. It is tried again."),
+}
+SCRIPT = Script("django_distlock/held_locks.js", **{f"data-{key}": text for key, text in {**TEXTS, **LENGTHS}.items()})
 ABOUT_BACKEND = "distlock-backend"  # the CSS class of messages that a refresh takes away or brings again
 
 
@@ -37,7 +48,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
 
     class Media:
         css: ClassVar[dict[str, Sequence[str]]] = {"all": ("django_distlock/held_locks.css",)}
-        js = ("admin/js/actions.js", "django_distlock/held_locks.js")  # in this order
+        js = ("admin/js/actions.js", SCRIPT)  # in this order
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Check the permission first: Django looks up the object before, and reports one that is gone."""

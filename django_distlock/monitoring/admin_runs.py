@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.auth import get_permission_codename
-from django.utils.translation import gettext as __
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..celery.schedule_store import RunInfo, reset_run
@@ -30,7 +30,7 @@ class RunActions(InventoryAdmin):
         try:
             from ..celery.run_now import NotSent, run_now
         except ImportError:
-            self.message_user(request, __("Celery is not installed here."), messages.ERROR)
+            self.message_user(request, gettext("Celery is not installed here."), messages.ERROR)
             return
         for row, run in self._selected(request, queryset):
             try:
@@ -38,8 +38,8 @@ class RunActions(InventoryAdmin):
             except NotSent as error:
                 self.message_user(request, printable(str(error)), messages.ERROR)
             else:
-                text = __("“%(entry)s” was sent as task %(id)s. Its schedule does not move.")
-                self.log_change(request, row, f"Sent as task {task_id}.")
+                text = gettext("“%(entry)s” was sent as task %(id)s. Its schedule does not move.")
+                self.log_change(request, row, gettext("Sent as task %(id)s.") % {"id": task_id})
                 self.message_user(request, text % {"entry": row.entry, "id": task_id}, messages.SUCCESS)
 
     @admin.action(permissions=["operate"], description=_("Let selected entries count from now on"))
@@ -51,11 +51,11 @@ class RunActions(InventoryAdmin):
                 self.message_user(request, printable(str(error)), messages.ERROR)
                 continue
             if was_there:
-                self.log_change(request, row, "Reset.")
-                text = __("“%(entry)s” counts from now on, as if it was new.")
+                self.log_change(request, row, gettext("Reset."))
+                text = gettext("“%(entry)s” counts from now on, as if it was new.")
                 self.message_user(request, text % {"entry": row.entry}, messages.SUCCESS)
             else:
-                self.message_user(request, __("“%(entry)s” is gone.") % {"entry": row.entry}, messages.WARNING)
+                self.message_user(request, gettext("“%(entry)s” is gone.") % {"entry": row.entry}, messages.WARNING)
 
     @staticmethod
     def _selected(request: HttpRequest, queryset: Any) -> list[tuple[BeatRun, RunInfo]]:

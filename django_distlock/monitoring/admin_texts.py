@@ -7,30 +7,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.contrib import messages
-from django.utils.formats import localize_input, number_format
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext
 
 from ..models import HeldLock
 from ..types import Holder, Outage
 from ..utils.clock import wall_clock
 from ..utils.text import printable
-from .inventory import Inventory, LeaseKey, format_duration, held_for
+from .inventory import Inventory, LeaseKey, held_for
+from .times import format_duration, to_the_second
 
 
 def moment(exact: datetime | None) -> str | None:
     """To the nearest second: Celery sends what is due at three some milliseconds before."""
     if exact is None:
         return None
-    return str(localize_input(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0)))
+    return to_the_second(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0))
 
 
 def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
     """Of a backend that does without these servers."""
-    silent = [_("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
-    return f"“{alias}”: {'; '.join(silent)}. {silent_since(outages)}"
+    silent = [gettext("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
+    text = gettext("“%(alias)s”: %(silent)s. %(since)s")
+    return text % {"alias": alias, "silent": "; ".join(silent), "since": silent_since(outages)}
 
 
 def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
@@ -38,19 +40,20 @@ def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
     keys, holders = inventory.keys(), inventory.holders()
     waiting = inventory.count_waiters(holders) if holders else {}
     for alias in inventory.aliases if keys else ():
-        parts = [_("%(count)s held") % {"count": number_format(len(keys.only(alias, "")))}]
+        parts = [gettext("%(count)s held") % {"count": number_format(len(keys.only(alias, "")))}]
         since, name = min(
             ((holder.since, key.name) for key, holder in (holders or {}).items() if holder and key.using == alias),
             default=(None, ""),
         )
         if since is not None:
             longest = ticking(max(0.0, wall_clock() - since), 1)
-            parts.append(format_html("{} {} ({})", _("longest"), longest, printable(name)))
+            parts.append(format_html(gettext("longest {time} ({name})"), time=longest, name=printable(name)))
         counts = [count for lock, count in waiting.items() if lock.using == alias]
         if counts and None not in counts:
-            parts.append(_("%(count)s waiting") % {"count": number_format(sum(filter(None, counts)))})
+            parts.append(gettext("%(count)s waiting") % {"count": number_format(sum(filter(None, counts)))})
         if alias not in inventory.errors:  # of which another message tells
-            yield format_html("“{}”: {}", alias, format_html_join(", ", "{}", ((part,) for part in parts)))
+            state = format_html_join(", ", "{}", ((part,) for part in parts))
+            yield format_html(gettext("“{alias}”: {state}"), alias=alias, state=state)
 
 
 def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -69,13 +72,13 @@ def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple
         else:
             (unknown if lease.lock.using in inventory.errors else free).append(lease.lock.name)
     if others:
-        yield messages.WARNING, _("Others hold them by now: %(names)s.") % {"names": shortened(others)}
+        yield messages.WARNING, gettext("Others hold them by now: %(names)s.") % {"names": shortened(others)}
     if free:
-        yield messages.INFO, _("Free by now: %(names)s.") % {"names": shortened(free)}
+        yield messages.INFO, gettext("Free by now: %(names)s.") % {"names": shortened(free)}
     if unknown:
         yield (
             messages.WARNING,
-            _("The backend does not tell who holds them: %(names)s.") % {"names": shortened(unknown)},
+            gettext("The backend does not tell who holds them: %(names)s.") % {"names": shortened(unknown)},
         )
 
 
@@ -83,7 +86,7 @@ def silent_since(outages: Sequence[Outage]) -> str:
     """Each process finds out by itself, so this one is named."""
     here, since = Holder.here(), datetime.fromtimestamp(min(outage.since for outage in outages), UTC)
     about = {"process": f"{here.host}:{here.pid}", "since": moment(since)}
-    return _("This process (%(process)s) has had no answer since %(since)s.") % about
+    return gettext("This process (%(process)s) has had no answer since %(since)s.") % about
 
 
 def ticking(seconds: float | None, step: int) -> str | None:
@@ -112,8 +115,8 @@ def breakable(text: str) -> str:
 
 
 def named(row: HeldLock) -> str:
-    """As entries of the log name a lock, which its history looks for."""
-    return f"“{row.name}” ({row.using})"
+    """As entries of the log name a lock, in any language: its history looks for that."""
+    return f"“{printable(row.info.name + row.info.slot_text)}” ({row.using})"
 
 
 def described(row: HeldLock) -> str:
@@ -121,7 +124,7 @@ def described(row: HeldLock) -> str:
     if row.info.resting:
         line += f", {row.state_text}"
     if row.granted_at:
-        line += _(", for %(time)s") % {"time": format_duration(held_for(row.info) or 0.0)}
+        line += gettext(", for %(time)s") % {"time": format_duration(held_for(row.info) or 0.0)}
     return line
 
 

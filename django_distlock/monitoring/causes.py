@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
-from django.utils import timezone
+from django.utils.translation import gettext, ngettext
 
 from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, RESPONSE, TRANSACTION, Event, JournalEntry
 from ..types import Holder
-from .inventory import format_duration
 from .situation import HeldLease, Situation, Waiting, execution, process
+from .times import format_duration, moment
 
 BEFORE, AFTER = 600.0, 60.0  # seconds of the journal that tell of a moment
 KEPT_LONG = 2.0  # seconds for which a lease is kept after its holder has left it that are worth a word
@@ -21,7 +20,7 @@ FORGOTTEN = "the store no longer kn"  # the reason of a loss begins so: the stor
 
 
 class Cause(NamedTuple):
-    """``kind``: a fixed word, for programs. ``sentence``: for people."""
+    """``kind``: a fixed word, for programs. ``sentence``: for people, in their language."""
 
     kind: str
     sentence: str
@@ -58,15 +57,8 @@ def causes(situation: Situation) -> list[Cause]:
 def who(holder: Holder | None) -> str:
     """As far as it is known."""
     if holder is None:
-        return "somebody"
+        return gettext("somebody")
     return str(holder) if holder.thread else f"pid {holder.pid} on {holder.host}"
-
-
-def moment(at: float, now: float) -> str:
-    """In the time zone of Django; with the day, where that is another one."""
-    zone = timezone.get_current_timezone()
-    when, today = (datetime.fromtimestamp(one, UTC).astimezone(zone) for one in (at, now))
-    return f"{when:%H:%M:%S}" if when.date() == today.date() else f"{when:%Y-%m-%d %H:%M:%S}"
 
 
 # Circles
@@ -166,23 +158,38 @@ def _circle(chain: Sequence[Edge]) -> Cause:
     circle = chain[begin:]
     is_certain = all(edge.is_certain for edge in circle)
     each = "; ".join(
-        f"{who(edge.holder if edge.waiter.thread else edge.waiter)} holds {edge.held!r} and waits for {edge.wanted!r}"
+        gettext("%(who)s holds %(held)r and waits for %(wanted)r")
+        % {
+            "who": who(edge.holder if edge.waiter.thread else edge.waiter),
+            "held": edge.held,
+            "wanted": edge.wanted,
+        }
         for edge in circle
     )
-    advice = "Take locks in one order everywhere, so that nobody waits for one while others wait for it."
     if is_certain:
-        return Cause("deadlock", f"Deadlock: {each}. {advice}")
-    return Cause(
-        "possible deadlock",
-        f"Possible deadlock: {each}. Whether it is the same thread or task that holds and waits is not known. {advice}",
+        text = gettext(
+            "Deadlock: %(circle)s. Take locks in one order everywhere, so that nobody waits for one while others wait"
+            " for it."
+        )
+        return Cause("deadlock", text % {"circle": each})
+    text = gettext(
+        "Possible deadlock: %(circle)s. Whether it is the same thread or task that holds and waits is not known. Take"
+        " locks in one order everywhere, so that nobody waits for one while others wait for it."
     )
+    return Cause("possible deadlock", text % {"circle": each})
 
 
 def _waits_itself(situation: Situation, edge: Edge) -> Cause:
     leases = situation.in_use(edge.wanted)
-    by = f", which {who(leases[0].holder)} holds" if leases else ""
-    may = "waits" if edge.is_certain else "may wait"
-    return Cause("waits itself", f"Its holder {may} itself, for {edge.wanted!r}{by}. Explain that lock.")
+    if leases and edge.is_certain:
+        text = gettext("Its holder waits itself, for %(wanted)r, which %(who)s holds. Explain that lock.")
+    elif leases:
+        text = gettext("Its holder may wait itself, for %(wanted)r, which %(who)s holds. Explain that lock.")
+    elif edge.is_certain:
+        text = gettext("Its holder waits itself, for %(wanted)r. Explain that lock.")
+    else:
+        text = gettext("Its holder may wait itself, for %(wanted)r. Explain that lock.")
+    return Cause("waits itself", text % {"wanted": edge.wanted, "who": who(leases[0].holder if leases else None)})
 
 
 # What is wrong with a lease
@@ -191,32 +198,32 @@ def _waits_itself(situation: Situation, edge: Edge) -> Cause:
 def _of_lease(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
     holder, at = who(lease.holder), situation.at
     if lease.ttl and lease.remaining is not None and lease.remaining < lease.ttl / 2:
-        yield Cause(
-            "holder stopped",
-            f"{holder} has not renewed its lease for {format_duration(lease.ttl - lease.remaining)}: its process is"
-            f" stopped or killed, or does not reach the store. The lock is free in {format_duration(lease.remaining)}"
-            " unless it does.",
+        text = gettext(
+            "%(who)s has not renewed its lease for %(time)s: its process is stopped or killed, or does not reach the"
+            " store. The lock is free in %(left)s unless it does."
         )
+        silent, left = format_duration(lease.ttl - lease.remaining), format_duration(lease.remaining)
+        yield Cause("holder stopped", text % {"who": holder, "time": silent, "left": left})
     if lease.kept and (at - lease.kept_since >= KEPT_LONG or situation.waiting):
-        since = format_duration(at - lease.kept_since)
+        about = {"who": holder, "time": format_duration(at - lease.kept_since)}
         if lease.kept == RESPONSE:
-            yield Cause(
-                "open response",
-                f"The view of {holder} has returned, but its response is not finished: the lock has been kept for it"
-                f" for {since}. Who reads it is slow, or away; RESPONSE_MAX_HOLD bounds that.",
+            text = gettext(
+                "The view of %(who)s has returned, but its response is not finished: the lock has been kept for it for"
+                " %(time)s. Who reads it is slow, or away; RESPONSE_MAX_HOLD bounds that."
             )
+            yield Cause("open response", text % about)
         elif lease.kept == TRANSACTION:
-            yield Cause(
-                "open transaction",
-                f"{holder} has left the lock, which has been kept for {since} until its transaction ends. Move what"
-                " takes long out of the transaction.",
+            text = gettext(
+                "%(who)s has left the lock, which has been kept for %(time)s until its transaction ends. Move what"
+                " takes long out of the transaction."
             )
+            yield Cause("open transaction", text % about)
     if copy := _copy_of(situation, lease):
-        yield Cause(
-            "task delivered again",
-            f"{who(copy)} waits for the task that holds the lock, and is a copy of it: the broker has delivered the"
-            " message again while it runs. Give the broker a visibility timeout that is longer than the task.",
+        text = gettext(
+            "%(who)s waits for the task that holds the lock, and is a copy of it: the broker has delivered the message"
+            " again while it runs. Give the broker a visibility timeout that is longer than the task."
         )
+        yield Cause("task delivered again", text % {"who": who(copy)})
     yield from _long_hold(situation, lease)
 
 
@@ -238,16 +245,24 @@ def _long_hold(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
     is_long = situation.long_held is not None and held > situation.long_held
     if not is_long and not gave_up:
         return
-    bound = f", longer than LONG_HELD ({format_duration(situation.long_held or 0.0)})" if is_long else ""
-    text = f"{who(lease.holder)} has held it for {format_duration(held)}{bound}."
+    if is_long:
+        text = gettext("%(who)s has held it for %(time)s, longer than LONG_HELD (%(bound)s).")
+    else:
+        text = gettext("%(who)s has held it for %(time)s.")
+    bound = format_duration(situation.long_held or 0.0)
+    sentences = [text % {"who": who(lease.holder), "time": format_duration(held), "bound": bound}]
     if gave_up:
         last = gave_up[-1]
-        text += (
-            f" Meanwhile {len(gave_up)} gave up waiting, the last one at {moment(last.at, situation.at)} after"
-            f" {format_duration(last.seconds or 0.0)}: {who(last.holder)}. Hold it for"
-            " less, or let others wait for longer."
+        text = ngettext(
+            "Meanwhile %(count)d gave up waiting, the last one at %(at)s after %(time)s: %(who)s. Hold it for less, or"
+            " let others wait for longer.",
+            "Meanwhile %(count)d gave up waiting, the last one at %(at)s after %(time)s: %(who)s. Hold it for less, or"
+            " let others wait for longer.",
+            len(gave_up),
         )
-    yield Cause("long hold", text)
+        about = {"at": moment(last.at, situation.at), "time": format_duration(last.seconds or 0.0)}
+        sentences.append(text % {"count": len(gave_up), "who": who(last.holder), **about})
+    yield Cause("long hold", " ".join(sentences))
 
 
 def _since(situation: Situation, since: float, event: Event) -> list[JournalEntry]:
@@ -293,17 +308,18 @@ def _without_an_end(situation: Situation, grant: JournalEntry, following: Journa
     if ends and ends[0].event is not Event.LOST:
         return  # its clock differs from that of the next holder
     if ends:
-        learned = f"It went on at {moment(ends[0].at, situation.at)}, and learned then that the lease was over."
+        learned = gettext("It went on at %(at)s, and learned then that the lease was over.")
+        learned %= {"at": moment(ends[0].at, situation.at)}
     elif any(entry.holder and grant.holder and process(entry.holder) == process(grant.holder) for entry in later):
         return  # it is at work, and what it noted of the end was more than it could write
     else:
-        learned = "Nothing was heard of it since."
-    yield Cause(
-        "lease ran out",
-        f"The lease of {who(grant.holder)} was not released: it had run out when {who(following.holder)} got the lock"
-        f" at {moment(following.at, situation.at)}. The process was stopped or killed, or did not reach the store."
-        f" {learned}",
+        learned = gettext("Nothing was heard of it since.")
+    text = gettext(
+        "The lease of %(who)s was not released: it had run out when %(next)s got the lock at %(at)s. The process was"
+        " stopped or killed, or did not reach the store."
     )
+    text %= {"who": who(grant.holder), "next": who(following.holder), "at": moment(following.at, situation.at)}
+    yield Cause("lease ran out", f"{text} {learned}")
 
 
 def _lost_data(situation: Situation) -> Iterator[Cause]:
@@ -318,17 +334,19 @@ def _lost_data(situation: Situation) -> Iterator[Cause]:
         return
     first = own[-1]
     names = {entry.name for entry in lost if abs(entry.at - first.at) <= TOGETHER}
-    when = moment(first.at, situation.at)
+    about = {"at": moment(first.at, situation.at), "who": who(first.holder), "time": format_duration(TOGETHER)}
     if len(names) > 1:
-        yield Cause(
-            "store lost data",
-            f"The store had lost its data by {when}, as after a failover or a restart without persistence: {len(names)}"
-            f" locks that it no longer knew were lost within {format_duration(TOGETHER)}, this one while"
-            f" {who(first.holder)} held it.",
+        text = ngettext(
+            "The store had lost its data by %(at)s, as after a failover or a restart without persistence: %(count)d"
+            " locks that it no longer knew were lost within %(time)s, this one while %(who)s held it.",
+            "The store had lost its data by %(at)s, as after a failover or a restart without persistence: %(count)d"
+            " locks that it no longer knew were lost within %(time)s, this one while %(who)s held it.",
+            len(names),
         )
+        yield Cause("store lost data", text % {"count": len(names), **about})
     else:
-        yield Cause(
-            "store lost data",
-            f"At {when} the store no longer knew the lease of {who(first.holder)}: it had lost that, as after a"
-            " failover, or somebody deleted the key.",
+        text = gettext(
+            "At %(at)s the store no longer knew the lease of %(who)s: it had lost that, as after a failover, or"
+            " somebody deleted the key."
         )
+        yield Cause("store lost data", text % about)

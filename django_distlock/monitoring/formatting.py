@@ -9,10 +9,27 @@ from itertools import islice
 from math import isinf
 from typing import Any
 
-from ..utils.text import printable
-from .inventory import Inventory, SeenLock, SlotKey, format_duration, held_for, holding_nodes, long_held
+from django.utils.translation import gettext, ngettext, pgettext, pgettext_lazy
 
-HEADING = ("NAME", "BACKEND", "LABEL", "HOLDER", "HELD", "LEFT", "WAITING")
+from ..models import title_of
+from ..utils.text import printable
+from .inventory import Inventory, SeenLock, SlotKey, held_for, holding_nodes, long_held
+from .times import format_duration
+
+HEADING = (
+    pgettext_lazy("heading of a column", "NAME"),
+    pgettext_lazy("heading of a column", "BACKEND"),
+    pgettext_lazy("heading of a column", "LABEL"),
+    pgettext_lazy("heading of a column", "HOLDER"),
+    pgettext_lazy("heading of a column", "HELD"),
+    pgettext_lazy("heading of a column", "LEFT"),
+    pgettext_lazy("heading of a column", "WAITING"),
+)
+STATES = {
+    "held": pgettext_lazy("state of a lock", "held"),
+    "handed over": pgettext_lazy("state of a lock", "handed over"),
+    "resting": pgettext_lazy("state of a lock", "resting"),
+}
 FLEXIBLE = (0, 2, 3)  # columns that are truncated if the terminal is narrow
 OPTIONAL = (6, 1, 4, 2)  # columns that are dropped, in this order, if it is narrower still
 
@@ -20,6 +37,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def state(seen: SeenLock) -> str:
+    """For programs; STATES has it for people."""
     if seen.info.holder is None:
         return "handed over"
     return "resting" if seen.info.resting else "held"
@@ -27,25 +45,72 @@ def state(seen: SeenLock) -> str:
 
 def rows(found: Sequence[tuple[SeenLock, int | None]]) -> list[tuple[str, ...]]:
     """A heading and a row for each lease, with a column of nodes if any of them is on a quorum."""
-    lines = [HEADING, *(_row(*lock) for lock in found)]
+    lines = [tuple(map(str, HEADING)), *(_row(*lock) for lock in found)]
     if all(seen.info.nodes is None for seen, _ in found):
         return lines
-    nodes = ["NODES", *(holding_nodes(seen.info) or "-" for seen, _ in found)]
+    nodes = [pgettext("heading of a column", "NODES"), *(holding_nodes(seen.info) or "-" for seen, _ in found)]
     return [(*line, cell) for line, cell in zip(lines, nodes, strict=True)]
 
 
 def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
     info, held = seen.info, held_for(seen.info)
     process = f"{info.holder.pid}@{info.holder.host}" if info.holder else ""
+    time = "-" if held is None else format_duration(held)
     return (
-        f"{info.name}{info.slot_text}",
+        title_of(info),
         info.using,
         info.holder.label if info.holder else "",
-        process if state(seen) == "held" else f"{process} ({state(seen)})".lstrip(),
-        "-" if held is None else format_duration(held) + (" (long)" if long_held(info) else ""),
+        process if state(seen) == "held" else f"{process} ({STATES[state(seen)]})".lstrip(),
+        gettext("%(time)s (long)") % {"time": time} if long_held(info) else time,
         "-" if isinf(seen.remaining) else format_duration(seen.remaining),
         "-" if waiting is None else str(waiting),
     )
+
+
+def facts(seen: SeenLock, waiting: int | None) -> list[tuple[str, str]]:
+    """What is known of one lease: the name of each fact, and the fact."""
+    info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
+    time = "-" if held is None else format_duration(held)
+    if long:
+        time = gettext("%(time)s, longer than LONG_HELD (%(bound)s)") % {"time": time, "bound": format_duration(long)}
+    nodes = holding_nodes(info)
+    return [
+        (gettext("backend"), info.using),
+        (gettext("state"), str(STATES[state(seen)])),
+        (gettext("holder"), str(info.holder or "-")),
+        (gettext("granted at"), info.granted_at.isoformat(" ", "seconds") if info.granted_at else "-"),
+        (gettext("held for"), time),
+        (gettext("time left"), "-" if isinf(seen.remaining) else format_duration(seen.remaining)),
+        (gettext("waiting"), "-" if waiting is None else str(waiting)),
+        (gettext("fencing number"), str(info.fence)),
+        (gettext("lease"), info.digest),
+        *([(gettext("nodes"), nodes)] if nodes else []),
+    ]
+
+
+def counts(shown: int, hidden: int, prefix: str) -> Iterator[str]:
+    """``prefix``: that of all names, where there are none."""
+    count = shown + hidden
+    if prefix:
+        text = ngettext(
+            "%(count)d held whose names begin with %(prefix)r",
+            "%(count)d held whose names begin with %(prefix)r",
+            count,
+        )
+    else:
+        text = ngettext("%(count)d held", "%(count)d held", count)
+    yield text % {"count": count, "prefix": prefix}
+    if hidden:
+        yield ngettext("%(count)d of them not shown", "%(count)d of them not shown", hidden) % {"count": hidden}
+
+
+def deleted(rows: int, age: float) -> str:
+    text = ngettext(
+        "%(count)d row deleted, of locks that nobody has held for %(time)s, and of runs of beat and journals as old.",
+        "%(count)d rows deleted, of locks that nobody has held for %(time)s, and of runs of beat and journals as old.",
+        rows,
+    )
+    return text % {"count": rows, "time": format_duration(age)}
 
 
 def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:

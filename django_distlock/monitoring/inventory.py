@@ -411,15 +411,3 @@ def long_held(info: LockInfo) -> float | None:
 def holding_nodes(info: LockInfo) -> str:
     """On how many nodes of its quorum the lock is, for people; "" if the store is no quorum."""
     return "" if info.nodes is None else f"{info.nodes} / {locks[info.using].node_count}"
-
-
-def format_duration(seconds: float) -> str:
-    """A duration for people. The admin's script writes it in the same way."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"

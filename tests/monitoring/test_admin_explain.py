@@ -70,7 +70,7 @@ def test_without_a_journal_it_says_so(operator, backend):
     waiter = lock_request("order:1")
     backend.acquire(waiter, queue=True)
     page = page_of(operator, backend, "order:1")
-    assert shown(page, "why") == [NO_JOURNAL.format(using="default")]
+    assert shown(page, "why") == [NO_JOURNAL % {"using": "default"}]
     assert len(shown(page, "waiters")) == 1
     assert shown(page, "lately") == []
     backend.release(waiter)

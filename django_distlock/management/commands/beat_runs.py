@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 
 from ... import locks
 from ...celery.config import BeatSettings
@@ -21,24 +23,23 @@ UNREACHABLE = 3  # the backend does not answer, or its settings are wrong
 
 
 class Command(BaseCommand):
-    help = "Shows when the entries of beat ran, sends one now, and lets one begin anew."
+    help = gettext_noop("Shows when the entries of beat ran, sends one now, and lets one begin anew.")
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.description = gettext(self.help)
+        return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._add_common(parser)
-        actions = parser.add_subparsers(dest="action", metavar="list|run-now|reset", title="actions")
-        listing = actions.add_parser(
-            "list", help="when each entry ran, and where it was sent (the default)", formatter_class=DjangoHelpFormatter
-        )
-        running = actions.add_parser(
-            "run-now", help="send the message of an entry once; its schedule does not move",
-            formatter_class=DjangoHelpFormatter,
-        )  # fmt: skip
-        resetting = actions.add_parser(
-            "reset", help="let an entry count from now on, as if it was new", formatter_class=DjangoHelpFormatter
-        )
+        actions = parser.add_subparsers(dest="action", metavar="list|run-now|reset", title=gettext("actions"))
+        add_action = partial(actions.add_parser, formatter_class=DjangoHelpFormatter)
+        listing = add_action("list", help=gettext("when each entry ran, and where it was sent (the default)"))
+        running = add_action("run-now", help=gettext("send the message of an entry once; its schedule does not move"))
+        resetting = add_action("reset", help=gettext("let an entry count from now on, as if it was new"))
         for action in (running, resetting):
-            action.add_argument("name", help="of the entry, with or without the prefix of its app")
+            action.add_argument("name", help=gettext("of the entry, with or without the prefix of its app"))
         for action in (listing, running, resetting):
             self._add_common(action)
 
@@ -46,9 +47,9 @@ class Command(BaseCommand):
     def _add_common(parser: Any) -> None:
         # Without a default: that of an action would replace an option that was given before its name.
         parser.add_argument(
-            "--using", default=SUPPRESS, metavar="ALIAS", help="default: that of DISTRIBUTED_LOCKS_BEAT"
+            "--using", default=SUPPRESS, metavar="ALIAS", help=gettext("default: that of DISTRIBUTED_LOCKS_BEAT")
         )
-        parser.add_argument("--json", action="store_true", default=SUPPRESS, help="for programs")
+        parser.add_argument("--json", action="store_true", default=SUPPRESS, help=gettext("for programs"))
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -72,10 +73,9 @@ class Command(BaseCommand):
             self.stdout.write(json_text([_as_json(run) for run in runs]))
             return
         if runs:
-            rows = [("ENTRY", "LAST RUN", "SENT BY", "NEXT EXPECTED", "NOT SENT YET"), *map(_row, runs)]
-            heading, *lines = table(rows)
+            heading, *lines = table([_heading(), *map(_row, runs)])
             self.stdout.write("\n".join([self.style.MIGRATE_HEADING(heading), *lines]))
-        self.stdout.write("1 entry" if len(runs) == 1 else f"{len(runs)} entries")
+        self.stdout.write(ngettext("%(count)d entry", "%(count)d entries", len(runs)) % {"count": len(runs)})
 
     def _run_now(self, name: str) -> None:
         try:
@@ -89,7 +89,8 @@ class Command(BaseCommand):
         if self.as_json:
             self.stdout.write(json_text({"entry": name, "task_id": task_id}))
         else:
-            self.stdout.write(f"{self.style.SUCCESS('sent')}  {printable(name)}  as task {task_id}")
+            done, what = gettext("sent"), gettext("as task %(id)s") % {"id": task_id}
+            self.stdout.write(f"{self.style.SUCCESS(done)}  {printable(name)}  {what}")
 
     def _reset(self, name: str) -> None:
         entry = self._stored_name(name)
@@ -98,7 +99,8 @@ class Command(BaseCommand):
         if self.as_json:
             self.stdout.write(json_text({"entry": entry, "using": self.using, "outcome": "reset"}))
         else:
-            self.stdout.write(f"{self.style.SUCCESS('reset')}  {printable(entry)}  counts from now on")
+            done, what = gettext("reset"), gettext("counts from now on")
+            self.stdout.write(f"{self.style.SUCCESS(done)}  {printable(entry)}  {what}")
 
     def _stored_name(self, name: str) -> str:
         """With the prefix of its app, where there is such an entry; else as it was given: it may not be readable."""
@@ -118,6 +120,16 @@ def _as_json(run: RunInfo) -> dict[str, Any]:
         "entry": run.entry, "using": run.using, "last_run_at": _iso(run.last_run_at), "host": run.host or None,
         "next_run_at": _iso(run.next_run_at), "unsent": [_iso(at) for at in run.unsent],
     }  # fmt: skip
+
+
+def _heading() -> tuple[str, ...]:
+    return (
+        pgettext("heading of a column", "ENTRY"),
+        pgettext("heading of a column", "LAST RUN"),
+        pgettext("heading of a column", "SENT BY"),
+        pgettext("heading of a column", "NEXT EXPECTED"),
+        pgettext("heading of a column", "NOT SENT YET"),
+    )
 
 
 def _row(run: RunInfo) -> tuple[str, ...]:

@@ -6,18 +6,19 @@ import os
 import shutil
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
+from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.utils.translation import gettext, gettext_noop, ngettext
 
 from ... import locks
 from ...core.forced import force_release
 from ...exceptions import InvalidLockName, LockBackendError
+from ...models import title_of
 from ...monitoring import formatting
 from ...monitoring.diagnostics import capabilities_result
 from ...monitoring.explain import NO_JOURNAL, as_data, is_empty
@@ -26,28 +27,22 @@ from ...monitoring.formatting import (
     FLEXIBLE,
     OPTIONAL,
     as_json,
+    counts,
     each_with_waiters,
+    facts,
     json_text,
     look_with_waiters,
     rows,
-    state,
     with_waiters,
 )
-from ...monitoring.inventory import (
-    Inventory,
-    Key,
-    SeenLock,
-    format_duration,
-    held_for,
-    holding_nodes,
-    long_held,
-)
+from ...monitoring.inventory import Inventory, Key, SeenLock
 from ...monitoring.situation import Situation, gather
 from ...names import stored_name
 from ...types import CheckResult, Level
 from ...utils.clock import sleep
 from ...utils.parallel import ask_in_parallel
 from ...utils.text import printable
+from ..actions import Actions
 from ..durations import METAVAR, Duration
 from ..moments import moment_before
 
@@ -56,43 +51,19 @@ UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
 MONTH = 30 * 86_400.0  # seconds
 
 
-class AnyWord(dict[str, ArgumentParser]):
-    """The parsers of the actions, as argparse knows them: among the choices is every word, because of prefixes."""
-
-    def __contains__(self, word: object) -> bool:
-        return True
-
-
-class Actions(_SubParsersAction):  # type: ignore[type-arg]
-    """The actions of the command. What is none of them is the prefix of a list, unless it looks like one misspelt."""
-
-    def add_parser(self, name: str, **kwargs: Any) -> ArgumentParser:
-        parser: ArgumentParser = super().add_parser(name, **kwargs)
-        self.choices = AnyWord({**self.choices, name: parser})
-        return parser
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        first, actions = values[0], list(self.choices)
-        if first not in actions:
-            if meant := get_close_matches(first, actions, n=1, cutoff=0.8):
-                parser.error(f"There is no action {first!r}: say {meant[0]}, or list {first} for names that begin so.")
-            values = ["list", *values]
-        super().__call__(parser, namespace, values, option_string)
-
-
 class Command(BaseCommand):
-    help = "Shows what is locked, frees locks by force, and checks and tidies the stores that keep them."
+    help = gettext_noop("Shows what is locked, frees locks by force, and checks and tidies the stores that keep them.")
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
-    epilog = (
+    epilog = gettext_noop(
         "Exit codes: 0 done; 1 the lock is not held, was not freed, the check found errors, or there are no"
         " rows to prune; 2 wrong usage; 3 a backend does not answer."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         self.base_arguments: list[tuple[Any, Any]] = []
-        return super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
+        parser = super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog), **kwargs)
+        parser.description = gettext(self.help)
+        return parser
 
     def add_base_argument(self, parser: CommandParser, *args: Any, **kwargs: Any) -> None:
         """Django's options, such as ``--settings``. They are kept for the actions, behind which they may stand, too."""
@@ -102,41 +73,51 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self._add_common(parser)
         actions = parser.add_subparsers(
-            dest="action", metavar="list|show|explain|release|prune|check", title="actions", action=Actions
+            dest="action", metavar="list|show|explain|release|prune|check", title=gettext("actions"), action=Actions
         )
         add_action = partial(actions.add_parser, formatter_class=DjangoHelpFormatter)
-        listing = add_action("list", help="what is locked now (the default; 'locks PREFIX' is 'locks list PREFIX')")
-        listing.add_argument("prefix", nargs="?", default="", help="only names that begin with this")
+        listing = add_action(
+            "list", help=gettext("what is locked now (the default; 'locks PREFIX' is 'locks list PREFIX')")
+        )
+        listing.add_argument("prefix", nargs="?", default="", help=gettext("only names that begin with this"))
         listing.add_argument(
             "--watch",
             nargs="?",
             type=Duration("0.01s", "1d"),
             const=2.0,
             metavar=METAVAR,
-            help="draw again, every 2 seconds or after this time",
+            help=gettext("draw again, every 2 seconds or after this time"),
         )
-        showing = add_action("show", help="one lock in full")
+        showing = add_action("show", help=gettext("one lock in full"))
         showing.add_argument("name", type=_name)
         explaining = add_action(
-            "explain", help="why a lock is held: by whom, who waits, and what happened to it lately"
+            "explain", help=gettext("why a lock is held: by whom, who waits, and what happened to it lately")
         )
         explaining.add_argument("name", type=_name)
-        explaining.add_argument("--at", type=moment_before, help="as it was then: 03:12, or 2026-11-26 03:12:30")
-        releasing = add_action("release", help="free locks, whoever holds them")
+        explaining.add_argument(
+            "--at", type=moment_before, help=gettext("as it was then: 03:12, or 2026-11-26 03:12:30")
+        )
+        releasing = add_action("release", help=gettext("free locks, whoever holds them"))
         which = releasing.add_mutually_exclusive_group(required=True)
-        which.add_argument("name", nargs="?", type=_name, help="exactly this lock")
-        which.add_argument("--prefix", help="all locks whose names begin with this")
-        releasing.add_argument("--slot", type=int, metavar="N", help="of a lock that several may hold, this slot alone")
-        releasing.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
-        pruning = add_action("prune", help="delete the rows that databases keep of free locks, old runs and journals")
+        which.add_argument("name", nargs="?", type=_name, help=gettext("exactly this lock"))
+        which.add_argument("--prefix", help=gettext("all locks whose names begin with this"))
+        releasing.add_argument(
+            "--slot", type=int, metavar="N", help=gettext("of a lock that several may hold, this slot alone")
+        )
+        releasing.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help=gettext("do not ask")
+        )
+        pruning = add_action(
+            "prune", help=gettext("delete the rows that databases keep of free locks, old runs and journals")
+        )
         pruning.add_argument(
             "--older-than",
             type=Duration(),
             default=MONTH,
             metavar=METAVAR,
-            help="of locks that nobody has held, and runs that ran out, for this time; default: 30d",
+            help=gettext("of locks that nobody has held, and runs that ran out, for this time; default: 30d"),
         )
-        checking = add_action("check", help="whether the stores can be trusted with locks; asks them")
+        checking = add_action("check", help=gettext("whether the stores can be trusted with locks; asks them"))
         for action in (listing, showing, explaining, releasing, pruning, checking):
             self._add_common(action)
             for names, options in self.base_arguments:
@@ -145,8 +126,8 @@ class Command(BaseCommand):
     @staticmethod
     def _add_common(parser: Any) -> None:
         # Without a default: that of an action would replace an option that was given before its name.
-        parser.add_argument("--using", default=SUPPRESS, metavar="ALIAS", help="only this backend")
-        parser.add_argument("--json", action="store_true", default=SUPPRESS, help="for programs")
+        parser.add_argument("--using", default=SUPPRESS, metavar="ALIAS", help=gettext("only this backend"))
+        parser.add_argument("--json", action="store_true", default=SUPPRESS, help=gettext("for programs"))
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = options.get("using")
@@ -187,13 +168,11 @@ class Command(BaseCommand):
             shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() else keys
             found = look_with_waiters(inventory, shown)
             text = self._table(found, columns if self.stdout.isatty() else None)
-            summary = []
+            summary: list[str] = []
             if set(inventory.errors) != set(inventory.aliases):  # otherwise nobody could be asked
-                hidden = len(keys) - len(shown)
-                begin = f" whose names begin with {prefix!r}" if prefix and not keys else ""
-                summary += [f"{len(found) + hidden} held{begin}", *([f"{hidden} of them not shown"] if hidden else [])]
+                summary += counts(len(found), len(keys) - len(shown), "" if keys else prefix)
             if watched:
-                summary.append(f"at {time.strftime('%H:%M:%S')}. Ctrl-C ends.")
+                summary.append(gettext("at %(time)s. Ctrl-C ends.") % {"time": time.strftime("%H:%M:%S")})
             if summary:
                 text.append(", ".join(summary))
             clear = "\033[H\033[2J" if watched and self.stdout.isatty() else ""
@@ -218,31 +197,14 @@ class Command(BaseCommand):
         if self.as_json:
             self._print_json([as_json(*lock) for lock in found])
         else:
-            self.stdout.write(
-                "\n\n".join("\n".join(self._facts(*lock)) for lock in found), ending="\n" if found else ""
-            )
+            self.stdout.write("\n\n".join(map(self._facts, found)), ending="\n" if found else "")
         self._raise_errors(inventory)
         if not found:
             raise CommandError(f"Nobody holds the lock {name!r}.", returncode=FAILED)
 
-    def _facts(self, seen: SeenLock, waiting: int | None) -> Iterator[str]:
-        info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
-        yield self.style.MIGRATE_HEADING(printable(f"{info.name}{info.slot_text}"))
-        facts = {
-            "backend": info.using,
-            "state": state(seen),
-            "holder": str(info.holder or "-"),
-            "granted at": info.granted_at.isoformat(" ", "seconds") if info.granted_at else "-",
-            "held for": ("-" if held is None else format_duration(held))
-            + (f", longer than LONG_HELD ({format_duration(long)})" if long else ""),
-            "time left": format_duration(seen.remaining) if seen.remaining < float("inf") else "-",
-            "waiting": "-" if waiting is None else str(waiting),
-            "fencing number": str(info.fence),
-            "lease": info.digest,
-        }
-        if nodes := holding_nodes(info):
-            facts["nodes"] = nodes
-        yield from formatting.table([(f"  {fact}", text) for fact, text in facts.items()])
+    def _facts(self, lock: tuple[SeenLock, int | None]) -> str:
+        heading = self.style.MIGRATE_HEADING(title_of(lock[0].info))
+        return "\n".join([heading, *formatting.table([(f"  {about}", text) for about, text in facts(*lock)])])
 
     def do_explain(self, options: dict[str, Any]) -> None:
         inventory, name = Inventory(self.aliases), options["name"]
@@ -296,8 +258,13 @@ class Command(BaseCommand):
 
     def _ask(self, found: list[tuple[SeenLock, int | None]]) -> None:
         stream = self.stderr if self.as_json else self.stdout
-        question = f"Free {len(found)} lock(s), although somebody may be at work under them? [yes/no] "
-        text = "\n".join([*self._table(found, shutil.get_terminal_size().columns), question])
+        question = ngettext(
+            "Free %(count)d lock, although somebody may be at work under it? [yes/no]",
+            "Free %(count)d locks, although somebody may be at work under them? [yes/no]",
+            len(found),
+        )
+        question %= {"count": len(found)}
+        text = "\n".join([*self._table(found, shutil.get_terminal_size().columns), f"{question} "])
         try:
             stream.write(text, style_func=str, ending="")
             stream.flush()
@@ -330,19 +297,23 @@ class Command(BaseCommand):
             )
         else:
             for seen, freed in outcomes:
-                name = printable(f"{seen.info.name}{seen.info.slot_text}")
-                if freed is True:
-                    self.stdout.write(
-                        f"{self.style.SUCCESS('freed')}  {name}  was held by {seen.info.holder or 'nobody yet'}"
-                    )
-                elif freed is False:
-                    self.stdout.write(f"{self.style.WARNING('kept')}   {name}  was freed or changed hands meanwhile")
-                else:
-                    self.stdout.write(f"{self.style.ERROR('unknown')}  {name}")
+                self._print_outcome(seen, freed)
         if errors:
             raise CommandError("\n".join(dict.fromkeys(errors)), returncode=UNREACHABLE)
         if not all(freed for _, freed in outcomes):
             raise CommandError("Not all were freed.", returncode=FAILED)
+
+    def _print_outcome(self, seen: SeenLock, freed: bool | str) -> None:
+        name, word = title_of(seen.info), gettext("freed")
+        if freed is True:
+            was = gettext("was held by %(holder)s") % {"holder": seen.info.holder or gettext("nobody yet")}
+            self.stdout.write(f"{self.style.SUCCESS(word)}  {name}  {was}")
+        elif freed is False:
+            kept, was = gettext("kept"), gettext("was freed or changed hands meanwhile")
+            self.stdout.write(f"{self.style.WARNING(formatting.padded(kept, formatting.width(word)))}  {name}  {was}")
+        else:
+            word = gettext("unknown")
+            self.stdout.write(f"{self.style.ERROR(word)}  {name}")
 
     def do_prune(self, options: dict[str, Any]) -> None:
         inventory, age = Inventory(self.aliases), options["older_than"]
@@ -357,9 +328,7 @@ class Command(BaseCommand):
             )
         else:
             for alias, rows in deleted.items():
-                done = f"{rows} row(s) deleted, of locks that nobody has held for {format_duration(age)}"
-                done += ", and of runs of beat and journals as old."
-                self.stdout.write(f"{alias}: {reasons[alias] if rows is None else done}")
+                self.stdout.write(f"{alias}: {reasons[alias] if rows is None else formatting.deleted(rows, age)}")
         self._raise_errors(inventory)
         if not any(rows is not None for rows in deleted.values()):
             raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=FAILED)
@@ -424,7 +393,7 @@ def _unknown(name: str, at: float | None, asked: Iterable[Situation | None]) -> 
         yield f"Nobody holds the lock {name!r} or waits for it, and no journal has it."
     else:
         yield f"No journal tells of the lock {name!r} by then."
-    yield from (NO_JOURNAL.format(using=one.using) for one in asked if one and one.entries is None)
+    yield from (NO_JOURNAL % {"using": one.using} for one in asked if one and one.entries is None)
 
 
 def type_of(alias: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils.translation import gettext, gettext_noop
 
 from ... import Lock, locks
 from ...core.leader import Leadership, unbounded
@@ -35,6 +36,10 @@ LOST = 76
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 BY_SIGNAL = 128
+EXIT_CODES = {
+    "store_down": STORE_DOWN, "busy": BUSY, "lost": LOST, "not_executable": NOT_EXECUTABLE, "not_found": NOT_FOUND,
+    "by_signal": BY_SIGNAL,
+}  # fmt: skip
 
 # Windows has the first and the third of them.
 FORWARDED = [
@@ -49,64 +54,74 @@ POLL_INTERVAL = 0.1  # seconds
 
 
 class Command(BaseCommand):
-    help = (
+    help = gettext_noop(
         "Runs a program while holding a lock. It finds the lock's name in DISTLOCK_NAME and the fencing number in"
         " DISTLOCK_FENCE. If the lock is lost the program is ended: SIGTERM, and SIGKILL after the grace."
     )
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way
-    epilog = (
-        f"Exit codes: the program's own; {BY_SIGNAL} + n if signal n ended it; {BUSY} the lock is busy, unless"
-        f" --on-busy or --busy-exit-code say otherwise; {LOST} the lock was lost;"
-        f" {STORE_DOWN} the store does not answer; {NOT_FOUND} or {NOT_EXECUTABLE} no such program."
+    epilog = gettext_noop(
+        "Exit codes: the program's own; %(by_signal)d + n if signal n ended it; %(busy)d the lock is busy, unless"
+        " --on-busy or --busy-exit-code say otherwise; %(lost)d the lock was lost; %(store_down)d the store does not"
+        " answer; %(not_found)d or %(not_executable)d no such program."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        return super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
+        parser = super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog) % EXIT_CODES, **kwargs)
+        parser.description = gettext(self.help)
+        return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", help="of the lock")
-        parser.add_argument("program", nargs="+", help="and its arguments, after --")
-        parser.add_argument("--using", default="default", metavar="ALIAS", help="of the backend")
+        parser.add_argument("name", help=gettext("of the lock"))
+        parser.add_argument("program", nargs="+", help=gettext("and its arguments, after --"))
+        parser.add_argument("--using", default="default", metavar="ALIAS", help=gettext("of the backend"))
         parser.add_argument(
             "--leader", action="store_true",
-            help="keep the program running on one host of all: wait for the lock as long as it takes, start the program"
-            " again when it ends, and stand by again when the lock is lost",
+            help=gettext(
+                "keep the program running on one host of all: wait for the lock as long as it takes, start the program"
+                " again when it ends, and stand by again when the lock is lost"
+            ),
         )  # fmt: skip
         parser.add_argument(
             "--pause", type=Duration(most="1d"), default=5.0, metavar=METAVAR,
-            help="with --leader, after a program that ended by itself; another host may lead meanwhile; default: 5s",
+            help=gettext(
+                "with --leader, after a program that ended by itself; another host may lead meanwhile; default: 5s"
+            ),
         )  # fmt: skip
         parser.add_argument(
             "--wait",
             type=Duration(or_forever=True),
             default=SUPPRESS,
             metavar=METAVAR,
-            help="for a busy lock; 'forever'; default: not at all",
+            help=gettext("for a busy lock; 'forever'; default: not at all"),
         )
         parser.add_argument(
             "--on-busy",
             choices=["fail", "skip"],
             default=SUPPRESS,
-            help=f"fail, the default, ends with exit code {BUSY}; skip ends with 0 and says so, but not with -v 0",
+            help=gettext(
+                "fail, the default, ends with exit code %(busy)d; skip ends with 0 and says so, but not with -v 0"
+            )
+            % EXIT_CODES,
         )
         parser.add_argument(
             "--busy-exit-code", type=_exit_code, default=SUPPRESS, metavar="CODE",
-            help="to end with if the lock is busy, from 0 to 255",
+            help=gettext("to end with if the lock is busy, from 0 to 255"),
         )  # fmt: skip
         parser.add_argument(
             "--min-hold", type=Duration(), default=SUPPRESS, metavar=METAVAR,
-            help="for which the lock stays taken after it was acquired, also when the program ends sooner",
+            help=gettext("for which the lock stays taken after it was acquired, also when the program ends sooner"),
         )  # fmt: skip
         parser.add_argument(
-            "--ttl", type=Duration(), default=SUPPRESS, metavar=METAVAR, help="that the store keeps it without renewal"
-        )
+            "--ttl", type=Duration(), default=SUPPRESS, metavar=METAVAR,
+            help=gettext("that the store keeps it without renewal"),
+        )  # fmt: skip
         parser.add_argument(
             "--max-hold", type=Duration(or_forever=True), default=SUPPRESS, metavar=METAVAR,
-            help="after which it is renewed no more; 'forever': no bound",
+            help=gettext("after which it is renewed no more; 'forever': no bound"),
         )  # fmt: skip
         parser.add_argument(
             "--grace", type=Duration(most="1d"), default=10.0, metavar=METAVAR,
-            help="between SIGTERM and SIGKILL; default: 10s",
+            help=gettext("between SIGTERM and SIGKILL; default: 10s"),
         )  # fmt: skip
 
     def handle(

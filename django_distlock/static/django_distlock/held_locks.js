@@ -8,6 +8,13 @@
     const ABOUT_BACKEND = "distlock-backend"; // class of messages that each look brings anew
     const PAUSED = "distlock-paused"; // where this tab keeps that it was paused
 
+    const TEXTS = document.currentScript.dataset; // in the language of the page
+
+    // As Django fills "%(name)s".
+    function filled(text, values) {
+        return text.replace(/%\((\w+)\)s/g, (_, name) => values[name]);
+    }
+
     // Counted from when the answer came, on a clock that nobody sets. Null if nothing is known any more.
     let seenAt = performance.getEntriesByType("navigation")[0]?.responseStart || performance.now();
 
@@ -15,15 +22,17 @@
         const whole = Math.floor(seconds);
         const two = (number) => String(number).padStart(2, "0");
         if (whole < 60) {
-            return `${whole} s`;
+            return filled(TEXTS.seconds, { seconds: whole });
         }
         if (whole < 3600) {
-            return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+            return filled(TEXTS.minutes, { minutes: Math.floor(whole / 60), seconds: two(whole % 60) });
         }
         if (whole < 86400) {
-            return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+            const minutes = two(Math.floor((whole % 3600) / 60));
+            return filled(TEXTS.hours, { hours: Math.floor(whole / 3600), minutes });
         }
-        return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
+        const hours = two(Math.floor((whole % 86400) / 3600));
+        return filled(TEXTS.days, { days: Math.floor(whole / 86400), hours });
     }
 
     function tick() {
@@ -196,8 +205,8 @@
 
         function show() {
             const seconds = Math.round(every / 1000);
-            button.textContent = paused ? "Resume" : "Pause";
-            note.textContent = paused ? "The page is not refreshed." : `The page is refreshed every ${seconds} s.`;
+            button.textContent = paused ? TEXTS.resume : TEXTS.pause;
+            note.textContent = paused ? TEXTS.paused : filled(TEXTS.refreshed, { seconds });
         }
 
         async function look() {
@@ -212,7 +221,7 @@
                 every = Math.max(EVERY, REST * (performance.now() - began));
                 show();
             } catch (error) {
-                note.textContent = `The page could not be refreshed: ${error.message}. It is tried again.`;
+                note.textContent = filled(TEXTS.failed, { error: error.message });
             } finally {
                 asking = false;
                 next = setTimeout(look, every);

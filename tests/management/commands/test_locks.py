@@ -376,7 +376,7 @@ def test_a_question_is_not_among_the_json(backend, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)[0]["outcome"] == "freed"
     assert "order:1" in printed.err
-    assert "Free 1 lock(s)" in printed.err
+    assert "Free 1 lock," in printed.err
 
 
 @pytest.mark.parametrize("arguments", [("show", "nope"), ("release", "nope", "--no-input")])

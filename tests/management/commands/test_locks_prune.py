@@ -58,11 +58,11 @@ def test_rows_older_than_thirty_days_go(database):
     database.acquire(lock_request("held", ttl=60), queue=False)
     text = said("prune")
     assert text == (
-        "default: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h, and of runs of beat and journals as"
+        "default: 1 row deleted, of locks that nobody has held for 30 d 00 h, and of runs of beat and journals as"
         " old.\n"
     )
     assert rows(database) == 2
-    assert "default: 0 row(s) deleted" in said("prune")
+    assert "default: 0 rows deleted" in said("prune")
 
 
 def test_the_age_is_said(database):
@@ -70,9 +70,9 @@ def test_the_age_is_said(database):
     days_pass(database, 2)
     released(database, "young")
     days_pass(database, 0.5)
-    assert "0 row(s) deleted, of locks that nobody has held for 3 d 00 h" in said("prune", "--older-than", "3d")
-    assert "1 row(s) deleted" in said("prune", "--older-than", str(DAY))
-    assert "1 row(s) deleted" in said("prune", "--older-than", "0")
+    assert "0 rows deleted, of locks that nobody has held for 3 d 00 h" in said("prune", "--older-than", "3d")
+    assert "1 row deleted" in said("prune", "--older-than", str(DAY))
+    assert "1 row deleted" in said("prune", "--older-than", "0")
     assert rows(database) == 0
 
 
@@ -138,7 +138,7 @@ def test_as_many_as_there_are(postgres_locks, settings):
 
 def test_a_held_lock_stays_held(sqlite_locks):
     sqlite_locks.acquire(lock_request("held", ttl=60), queue=False)
-    assert "0 row(s) deleted" in said("prune", "--older-than", "0")
+    assert "0 rows deleted" in said("prune", "--older-than", "0")
     assert locked_names(sqlite_locks) == ["held"]
 
 
@@ -163,7 +163,7 @@ def several(sqlite_locks, settings):
 def test_other_backends_are_named(several):
     assert said("prune").splitlines() == [
         "default: LocMemBackend keeps no rows of free locks.",
-        "rows: 1 row(s) deleted, of locks that nobody has held for 30 d 00 h, and of runs of beat and journals as old.",
+        "rows: 1 row deleted, of locks that nobody has held for 30 d 00 h, and of runs of beat and journals as old.",
     ]
 
 
@@ -175,7 +175,7 @@ def test_only_the_backend_that_is_asked_for(several):
         "There is nothing to prune: only the database backend keeps rows.",
     ]
     assert rows(locks["rows"]) == 1
-    assert said("--using", "rows", "prune").startswith("rows: 1 row(s) deleted")
+    assert said("--using", "rows", "prune").startswith("rows: 1 row deleted")
     assert "There is no backend 'nope'" in said("prune", "--using", "nope", code=2)
 
 
@@ -189,7 +189,7 @@ def test_as_json(several):
 def test_settings_that_cannot_be_used(several):
     several.DISTRIBUTED_LOCKS = {"wrong": {"BACKEND": "nowhere.Backend"}, **several.DISTRIBUTED_LOCKS}
     text = said("prune", code=3)
-    assert "rows: 1 row(s) deleted" in text
+    assert "rows: 1 row deleted" in text
     assert text.count("cannot be imported") == 2  # in its line, and why the command failed
     several.DISTRIBUTED_LOCKS = []
     assert "it is a dict of lock backends" in said("prune", code=3)
