@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test quick coverage soak simulate bench lint types docs screenshots dist clean
+.PHONY: help demo serve test quick coverage soak simulate bench lint types docs screenshots messages dist clean
 
 help:
 	@echo "make demo    a shop oversells without the lock, and does not with it; three beats share a schedule (a minute)"
@@ -26,6 +26,7 @@ help:
 	@echo "make types   mypy"
 	@echo "make docs    the documentation, into docs/_build/html"
 	@echo "make screenshots   take the pictures of the documentation anew, with Chromium"
+	@echo "make messages   bring the catalogues of translations up to date with the source, and compile them"
 	@echo "make dist    the wheel and the sdist, each installed into a clean environment and tried there"
 	@echo "make clean   remove what these made"
 	@echo
@@ -72,6 +73,9 @@ docs: $(VENV)-docs/.ready
 
 screenshots: $(VENV)/.ready
 	DISTLOCK_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/monitoring/test_admin_browser.py -k pictures
+
+messages: $(VENV)/.ready
+	@$(BIN)/python -m tests.support.catalogues
 
 dist: $(VENV)/.ready-release
 	rm -rf build dist

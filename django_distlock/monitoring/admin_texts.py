@@ -11,7 +11,7 @@ from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 
 from ..models import HeldLock
 from ..types import Holder, Outage
@@ -52,7 +52,7 @@ def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
         if counts and None not in counts:
             parts.append(gettext("%(count)s waiting") % {"count": number_format(sum(filter(None, counts)))})
         if alias not in inventory.errors:  # of which another message tells
-            state = format_html_join(", ", "{}", ((part,) for part in parts))
+            state = format_html_join(pgettext("between parts of a line", ", "), "{}", ((part,) for part in parts))
             yield format_html(gettext("“{alias}”: {state}"), alias=alias, state=state)
 
 

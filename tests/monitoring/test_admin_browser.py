@@ -216,6 +216,37 @@ def test_all_columns_fit(page, some_locks, width):
     assert page.run("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize(("language", "paused", "unit"), [("de", "Anhalten", "s"), ("zh-hans", "暂停", "秒")])
+def test_pages_fit_in_each_language(page, some_locks, settings, tmp_path, language, paused, unit):
+    """DISTLOCK_SCREENSHOTS keeps the pictures, to be looked at."""
+    settings.LANGUAGE_CODE = language
+    folder = Path(os.environ.get("DISTLOCK_SCREENSHOTS") or tmp_path) / language
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def fits(name: str) -> None:
+        for width in (1280, 390):
+            page.resize(width, 1000, phone=width < 800)
+            for scheme in ("light", "dark"):
+                page.colours(scheme)
+                page.screenshot(folder / f"{name}-{width}-{scheme}.png")
+            assert page.run("document.documentElement.scrollWidth") <= width
+            parts = "[...document.querySelectorAll('.results, .actions')]"
+            assert page.run(f"{parts}.every((one) => one.scrollWidth <= one.clientWidth)")
+            assert not {"undefined", "%("} & {*page.text().split()}
+
+    page.open(page.address)
+    page.until(f"document.querySelector('.distlock-refresh button')?.innerText === '{paused}'")
+    fits("list")
+    assert [text for text in page.texts(f"{ROWS} .distlock-seconds") if not text.endswith((unit, "min", "分"))] == []
+    page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
+    page.poll(lambda: "POST orders/<int:order_id>/pay" in page.text(".field-label"))
+    fits("lock")
+    page.resize(1280, 1000)
+    page.click(".distlock-release")
+    page.until(f"document.querySelector('{CONFIRM}') !== null")
+    fits("question")
+
+
 def test_the_question_fits_a_phone(page, backend):
     hold(backend, "order:1", label="shop.management.commands.export_everything.Command.handle_all_of_it")
     page.resize(390, 800, phone=True)

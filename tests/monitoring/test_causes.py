@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_distlock.journal import NOT_RENEWED, RESPONSE, TRANSACTION, Event, JournalEntry
 from django_distlock.monitoring import explain
@@ -75,6 +75,18 @@ def test_each_incident_has_its_sentence():
 def test_a_recorded_incident(incident):
     expected = SENTENCES[incident]
     assert [cause.sentence for cause in causes(read(incident))] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize("incident", [name for name, sentence in SENTENCES.items() if sentence])
+def test_incidents_are_told_in_the_language_of_the_reader_and_in_english_to_programs(incident):
+    english = causes(read(incident))
+    for language in ("de", "zh-hans"):
+        with translation.override(language):
+            told, data = causes(read(incident)), explain.as_data(read(incident))
+            assert [*explain.lines(read(incident))]
+        assert [cause.kind for cause in told] == [cause.kind for cause in english]
+        assert all(one.sentence != other.sentence for one, other in zip(told, english, strict=True))
+        assert data["causes"] == [cause._asdict() for cause in english]
 
 
 def somebody(label="work", *, pid=1, host="web-1", thread="MainThread", message=""):

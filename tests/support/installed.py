@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
+from django.utils import translation
 from valkey import Valkey
 
 settings.configure(SECRET_KEY="for this test only", INSTALLED_APPS=["django_distlock"])
@@ -39,6 +40,12 @@ def test_it_is_the_installed_one_and_its_version_is_told_once():
     assert "site-packages" in django_distlock.__file__
     assert importlib.metadata.version("django-distlock") == django_distlock.__version__
     assert (Path(django_distlock.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize(("language", "text"), [("de", "Gehaltene Sperren"), ("zh-hans", "持有中的锁")])
+def test_it_speaks_other_languages(language, text):
+    with translation.override(language):
+        assert translation.gettext("Held locks") == text
 
 
 def test_it_offers_no_tools_and_bounds_nothing_above():

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
 
 from ... import locks
@@ -17,19 +17,15 @@ from ...celery.schedule_store import RunInfo, recorded_runs, reset_run
 from ...exceptions import LockBackendError
 from ...monitoring.formatting import json_text, table
 from ...utils.text import printable
+from ..translated import TranslatedCommand
 
 FAILED = 1  # there is no such entry, or its message could not be sent
 UNREACHABLE = 3  # the backend does not answer, or its settings are wrong
 
 
-class Command(BaseCommand):
+class Command(TranslatedCommand):
     help = gettext_noop("Shows when the entries of beat ran, sends one now, and lets one begin anew.")
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parser.description = gettext(self.help)
-        return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._add_common(parser)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 from django.utils.translation import gettext, gettext_noop, ngettext
 
 from ... import locks
@@ -45,13 +45,15 @@ from ...utils.text import printable
 from ..actions import Actions
 from ..durations import METAVAR, Duration
 from ..moments import moment_before
+from ..translated import TranslatedCommand
 
 FAILED = 1  # the lock is not held, the release did not free it, the check found errors, no backend keeps rows
 UNREACHABLE = 3  # a backend does not answer, or its settings are wrong
 MONTH = 30 * 86_400.0  # seconds
+NO_ROWS = gettext_noop("%(backend)s keeps no rows of free locks.")
 
 
-class Command(BaseCommand):
+class Command(TranslatedCommand):
     help = gettext_noop("Shows what is locked, frees locks by force, and checks and tidies the stores that keep them.")
     requires_system_checks: list[str] = []  # noqa: RUF012 - Django's own way; it must run when much is broken
     epilog = gettext_noop(
@@ -61,9 +63,7 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         self.base_arguments: list[tuple[Any, Any]] = []
-        parser = super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog), **kwargs)
-        parser.description = gettext(self.help)
-        return parser
+        return super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog), **kwargs)
 
     def add_base_argument(self, parser: CommandParser, *args: Any, **kwargs: Any) -> None:
         """Django's options, such as ``--settings``. They are kept for the actions, behind which they may stand, too."""
@@ -318,8 +318,8 @@ class Command(BaseCommand):
     def do_prune(self, options: dict[str, Any]) -> None:
         inventory, age = Inventory(self.aliases), options["older_than"]
         deleted = inventory.ask_each(dict.fromkeys(inventory.aliases, lambda backend: backend.prune(age)))
-        reasons = {alias: f"{type_of(alias)} keeps no rows of free locks." for alias in deleted} | inventory.errors
         if self.as_json:
+            reasons = {alias: NO_ROWS % {"backend": type_of(alias)} for alias in deleted} | inventory.errors
             self._print_json(
                 [
                     {"using": alias, "deleted": rows, "reason": reasons[alias] if rows is None else None}
@@ -328,7 +328,11 @@ class Command(BaseCommand):
             )
         else:
             for alias, rows in deleted.items():
-                self.stdout.write(f"{alias}: {reasons[alias] if rows is None else formatting.deleted(rows, age)}")
+                if rows is not None:
+                    text = formatting.deleted(rows, age)
+                else:
+                    text = inventory.errors.get(alias) or gettext(NO_ROWS) % {"backend": type_of(alias)}
+                self.stdout.write(f"{alias}: {text}")
         self._raise_errors(inventory)
         if not any(rows is not None for rows in deleted.values()):
             raise CommandError("There is nothing to prune: only the database backend keeps rows.", returncode=FAILED)

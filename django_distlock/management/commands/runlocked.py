@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext, gettext_noop
 
 from ... import Lock, locks
@@ -28,6 +28,7 @@ from ...options import settled
 from ...types import State
 from ...utils.clock import clock, sleep
 from ..durations import METAVAR, Duration
+from ..translated import TranslatedCommand
 
 # Exit codes, as in sysexits.h and shells
 STORE_DOWN = 69
@@ -53,7 +54,7 @@ BOUNDS = ("wait", "min_hold", "max_hold", "on_busy", "busy_exit_code")  # option
 POLL_INTERVAL = 0.1  # seconds
 
 
-class Command(BaseCommand):
+class Command(TranslatedCommand):
     help = gettext_noop(
         "Runs a program while holding a lock. It finds the lock's name in DISTLOCK_NAME and the fencing number in"
         " DISTLOCK_FENCE. If the lock is lost the program is ended: SIGTERM, and SIGKILL after the grace."
@@ -66,9 +67,7 @@ class Command(BaseCommand):
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog) % EXIT_CODES, **kwargs)
-        parser.description = gettext(self.help)
-        return parser
+        return super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog) % EXIT_CODES, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help=gettext("of the lock"))
