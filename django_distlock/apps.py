@@ -21,7 +21,7 @@ class DistlockConfig(AppConfig):
         from .core.registry import tell_of_absence
         from .decorators import task_context
 
-        task_context.identify_messages()  # also of a process that sends tasks by their names
+        task_context.connect_to_celery()  # also of a process that sends tasks by their names
 
         # Where it serves, nobody runs the checks.
         tell_of_absence(least=ERROR)  # what is less the first lock tells

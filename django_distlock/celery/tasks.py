@@ -10,15 +10,13 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry  # type: ignore[import-untyped]
 from celery.signals import worker_process_shutdown  # type: ignore[import-untyped]
-from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[import-untyped]
 from kombu.exceptions import OperationalError
 
 from .. import names
@@ -29,22 +27,21 @@ from ..core.holds import raises_when_lost
 from ..core.lease import Lease
 from ..core.lock import Lock
 from ..core.registry import locks
-from ..exceptions import LockBackendError, LockNotAcquired
+from ..exceptions import LockBackendError, LockNotAcquired, LockTimeout
 from ..options import settled
 from ..types import Holder, LockInfo, LockRequest, State, shown
+from ..utils.clock import wall_clock
 from ..utils.events import about_event
 from .config import remember_tasks_for
 from .messages import is_known, message_of, task_of
+from .requeue import STANDS_BY, countdown_for, keep_pace, visibility_timeout
 
-FIRST_PAUSE = 0.5  # seconds
-LONGEST_PAUSE = 5.0
-SHORTEST_PAUSE = 0.1
-VISIBILITY_TIMEOUT = 3600.0  # seconds, where the broker's options name none; kombu's for Redis
 MARK_TTL = 10.0  # seconds of the lease that becomes a mark
 
 UNIQUE_RUN = "distlock_unique_run"  # attribute of the request of a task that is unique: its UniqueRun
 
 REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again for want of its lock
+WAITS_SINCE = "distlock_waits_since"  # header of a message: when its first run did not get its lock, since 1970
 FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
 
 logger = logging.getLogger("django_distlock")
@@ -57,21 +54,32 @@ class Run:
         self._task = task
         self._request = task.request
         self._is_body = _is_body(task, function)
+        self._began_at = wall_clock()
         self.message = message_of(self._request) if self._is_in_worker else ""
 
     @property
     def label(self) -> str:
         return shown(labels.of_task(self._task))
 
-    def retry(self, problem: LockNotAcquired | LockBackendError) -> NoReturn:
+    def standing_by(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options of a lock for which it waits in its worker for a moment; without a worker as they are given."""
+        return {**given, "wait": STANDS_BY} if self._is_in_worker else given
+
+    def retry(self, problem: LockNotAcquired | LockBackendError, retry_for: float | None) -> NoReturn:
         """Send the task again, to run later, without counting it as one of its ``max_retries``.
 
-        Raises Retry. A task that no worker runs (eager, or called like a function) raises the error itself.
+        Raises Retry; when the task has waited for ``retry_for`` seconds, LockTimeout, or the error of a store that
+        does not answer. A task that no worker runs (eager, or called like a function) raises the error itself.
         """
         if not self._is_in_worker:
             raise problem
-        signature, pause = self._send_again(problem)
-        raise Retry(exc=problem, when=pause, sig=signature)
+        left = math.inf if retry_for is None else self._waits_since + retry_for - wall_clock()
+        if left <= 0 and isinstance(problem, LockNotAcquired):
+            raise _timeout(problem, retry_for)
+        if left <= 0:
+            raise problem
+        signature, pause = self._send_again(problem, left, {WAITS_SINCE: self._waits_since})
+        raise Retry(exc=problem, when=pause or 0.0, sig=signature)
 
     def handle_busy(self, busy: LockNotAcquired, *, retries: bool) -> None:
         """Raises Ignore if the task is done already, or if another delivery of it has the lock; then it is sent again.
@@ -124,6 +132,7 @@ class Run:
             with ExitStack() as stack:
                 for each in leases:
                     stack.enter_context(self._alone(each))
+                self._end_wait()
                 if unique := getattr(self._request, UNIQUE_RUN, None):
                     unique.body_begins()
                 yield
@@ -163,9 +172,9 @@ class Run:
 
         It may be that the delivery which is at work dies: then this one is needed.
         """
-        _, pause = self._send_again(busy)
+        _, pause = self._send_again(busy, math.inf, {})
         logger.info(
-            "%s is at work already, so this delivery is sent again in %.1f s. %s", self.label, pause, busy,
+            "%s is at work already, so this delivery is sent again in %.1f s. %s", self.label, pause or 0.0, busy,
             extra=about_event("copy-sent-again", task=self.label),
         )  # fmt: skip
         raise Ignore(f"{self.label} is sent again.")
@@ -188,22 +197,36 @@ class Run:
     def _headers(self) -> dict[str, Any]:
         return self._request.headers or {}
 
-    def _send_again(self, problem: LockNotAcquired | LockBackendError) -> tuple[Any, float]:
-        """Raises Reject, by which nothing is recorded, if the broker does not take the message."""
+    @property
+    def _waits_since(self) -> float:
+        return float(self._headers.get(WAITS_SINCE) or self._began_at)
+
+    def _end_wait(self) -> None:
+        """A retry of the task, or what replaces it, begins to wait anew."""
+        if WAITS_SINCE in self._headers:
+            self._request.headers = {key: value for key, value in self._headers.items() if key != WAITS_SINCE}
+
+    def _send_again(
+        self, problem: LockNotAcquired | LockBackendError, within: float, more: Mapping[str, Any]
+    ) -> tuple[Any, float | None]:
+        """The message, and the seconds of its countdown; None: it has none. ``more``: headers.
+
+        Raises Reject, by which nothing is recorded, if the broker does not take the message.
+        """
         app, requeues = self._task.app, int(self._headers.get(REQUEUES, 0))
-        remaining = problem.retry_after if isinstance(problem, LockNotAcquired) else None
-        pause = pause_before(requeues, remaining, _visibility_timeout(app), is_whole=_delays_whole_seconds(app))
+        keep_pace(problem, self.label, self.message, within)
+        countdown = countdown_for(app, problem, requeues, max(0.0, within))
         signature = self._task.signature_from_request(
             self._request,
-            countdown=pause,
+            countdown=countdown,
             retries=self._request.retries,
-            headers={**self._headers, REQUEUES: requeues + 1},
+            headers={**self._headers, **more, REQUEUES: requeues + 1},
         )
         try:
             signature.apply_async()
         except OperationalError as error:
             raise Reject(error, requeue=self._task.acks_late) from error
-        return signature, pause
+        return signature, countdown
 
     # Marks are leases in their cooldown, which every store keeps and drops in time.
 
@@ -237,7 +260,7 @@ class Run:
             if isinstance(existing, LockInfo):
                 backend.release(mark.copy(token=existing.token), force=True)
                 backend.acquire(mark, queue=False)
-            backend.release(mark, cooldown=max(_visibility_timeout(self._task.app), remember_tasks_for()))
+            backend.release(mark, cooldown=max(visibility_timeout(self._task.app), remember_tasks_for()))
         except LockBackendError as error:
             logger.warning(
                 "%s is done, but may run again if it is delivered again: %s", self.label, error,
@@ -249,35 +272,14 @@ def _retries_of(mark: LockInfo) -> float:
     return int(mark.holder.message) if mark.holder and mark.holder.message.isdecimal() else math.inf
 
 
-def pause_before(
-    requeues: int, holder_remaining: float | None, visibility_timeout: float, *, is_whole: bool = False
-) -> float:
-    """Seconds until a task that did not get its lock is tried again, after so many requeues.
-
-    At most as long as the lease of the holder, and 5 s; shorter at first, and random, so that tasks that were busy
-    together do not come back together. After the visibility timeout the message would be delivered twice.
-    ``is_whole``: in whole seconds, one at least.
-    """
-    longest = min(FIRST_PAUSE * 2 ** min(requeues, 10), LONGEST_PAUSE, visibility_timeout / 2)
-    if holder_remaining is not None:
-        longest = min(longest, max(holder_remaining, SHORTEST_PAUSE))
-    pause = random.uniform(longest / 2, longest)
-    return float(math.ceil(pause)) if is_whole else pause
-
-
-def _visibility_timeout(app: Any) -> float:
-    return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or VISIBILITY_TIMEOUT)
+def _timeout(busy: LockNotAcquired, retry_for: float | None) -> LockTimeout:
+    about = {key: value for key, value in vars(busy).items() if not key.startswith("_")}
+    return LockTimeout(f"The task did not get its lock for {retry_for:g} s. {busy}", **about)
 
 
 @lru_cache(maxsize=8)
 def _flags_redeliveries(app: Any) -> bool:
     return app.connection_for_read().get_transport_cls().driver_type in FLAGGING_TRANSPORTS
-
-
-def _delays_whole_seconds(app: Any) -> bool:
-    """Whether delayed messages wait in RabbitMQ itself, which counts whole seconds, and not in a worker."""
-    driver_type = app.connection_for_write().get_transport_cls().driver_type
-    return bool(detect_quorum_queues(app, driver_type)[0])
 
 
 def _is_body(task: Any, function: Callable[..., Any]) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from ..core import transactions
 from ..core.registry import DEFAULT_ALIAS
 from ..exceptions import InvalidLockName
-from ..options import CallOptions, Options
+from ..options import CallOptions, Options, Seconds
 from ..types import MOST_SLOTS
 from . import key, task_context
 from .answers import respond
@@ -20,6 +21,11 @@ R = TypeVar("R")
 Names = str | list[str] | tuple[str, ...] | None
 OnBusy = Literal["raise", "retry"] | Callable[..., Any] | None
 OnUnavailable = Literal["raise", "run", "retry"] | Callable[..., Any] | None
+RetryFor = float | timedelta | None
+
+RETRY_FOR = Seconds(
+    "for which a task waits for its lock and is sent again; None: as long as it takes.", above=0.0, or_none=True
+)
 
 
 def skip(value: Any = None) -> Callable[..., Any]:
@@ -47,6 +53,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: Literal["skip"],
     on_unavailable: OnUnavailable | Literal["skip"] = None,
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Skipping: ...
@@ -57,6 +64,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: Literal["skip"],
     on_unavailable: OnUnavailable | Literal["skip"] = None,
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Skipping: ...
@@ -67,6 +75,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy | Literal["skip"] = None,
     on_unavailable: Literal["skip"],
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Skipping: ...
@@ -77,6 +86,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy | Literal["skip"] = None,
     on_unavailable: Literal["skip"],
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Skipping: ...
@@ -87,6 +97,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy = None,
     on_unavailable: OnUnavailable = None,
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
@@ -97,6 +108,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy = None,
     on_unavailable: OnUnavailable = None,
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
@@ -108,6 +120,7 @@ def distributed_lock(
     using: str = DEFAULT_ALIAS,
     on_busy: OnBusy | Literal["skip"] = None,
     on_unavailable: OnUnavailable | Literal["skip"] = None,
+    retry_for: RetryFor = None,
     hold_until: Literal["response", "return"] = "response",
     **options: Unpack[CallOptions],
 ) -> Any:
@@ -121,8 +134,8 @@ def distributed_lock(
     ``on_busy``: what a call does if the lock is busy. ``"raise"`` raises LockNotAcquired or
     LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
     **kwargs)`` is called, and its result returned. ``"retry"``, below ``@shared_task``, sends the Celery task
-    again later, which does not count against ``max_retries``; without a worker it raises. By default a
-    view answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
+    again later, which does not count against ``max_retries``, after half a second in the worker unless ``wait`` is
+    given; without a worker it raises. By default a view answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
     else raises.
 
     ``on_unavailable``: what a call does if the store does not answer. ``"raise"`` raises LockBackendError; ``"run"``
@@ -130,6 +143,9 @@ def distributed_lock(
     are as with ``on_busy``, but coroutine functions and generators have no ``"retry"``. An error that somebody
     has to correct (``LockBackendError.is_final``) is always raised. The default is the ``ON_UNAVAILABLE`` of the
     alias; unless that is "run", a view answers 503 (with ``on_busy="raise"`` it raises), and everything else raises.
+
+    ``retry_for``: seconds for which a task is sent again, counted from the first run that did not get the lock. Then
+    it fails, with LockTimeout if the lock is busy. None: it is sent again for as long as it takes.
 
     ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
     template) holds the lock until its content is complete or it is closed; ``"return"`` frees the lock when the view
@@ -147,7 +163,7 @@ def distributed_lock(
     does not have, ValueError and TypeError for options, all of them where the function is decorated.
     """
     if function is not None and not isinstance(function, str | list | tuple):
-        has_more = name or options or on_busy or on_unavailable or hold_until != "response"
+        has_more = name or options or on_busy or on_unavailable or retry_for or hold_until != "response"
         if getattr(function, "__name__", "") == "<lambda>" or has_more:
             raise TypeError("A callable that makes the name is given as name=: @distributed_lock(name=lambda pk: ...).")
         return _decorated(function, None, using, None, None, "response", Options({"wait": 0}))
@@ -164,6 +180,9 @@ def distributed_lock(
         raise ValueError(
             f"on_unavailable is {on_unavailable!r}; choose 'raise', 'run', 'skip', 'retry', skip(value) or a callable."
         )
+    seconds = RETRY_FOR("retry_for", retry_for)
+    if seconds is not None and "retry" not in (on_busy, on_unavailable):
+        raise ValueError("retry_for is for tasks that are sent again: on_busy or on_unavailable is 'retry'.")
     if hold_until not in ("response", "return"):
         raise ValueError(f"hold_until is {hold_until!r}; choose 'response' or 'return'.")
     terms: dict[str, Any] = {"wait": 0, **options}
@@ -172,7 +191,8 @@ def distributed_lock(
     slots_of = terms.get("slots") if callable(terms.get("slots")) else None
     given = Options(terms if slots_of is None else {**terms, "slots": MOST_SLOTS})
     choices = _in_full(on_busy), None if on_unavailable == "run" else _in_full(on_unavailable)
-    return lambda function: _decorated(function, name, using, *choices, hold_until, given, slots_of)
+    stands_by = on_busy == "retry" and "wait" not in options
+    return lambda function: _decorated(function, name, using, *choices, hold_until, given, slots_of, seconds, stands_by)
 
 
 def _in_full(choice: Any) -> Any:
@@ -189,7 +209,7 @@ def _decorated(function: Any, *how: Any) -> Any:
     guarded.decorated = key.wraps_like(_WRAPPERS[guarded.kind](guarded), function)
     setattr(guarded.decorated, key.MARK, True)
     if guarded.kind is key.Kind.FUNCTION:
-        task_context.identify_messages()  # it may be a task
+        task_context.connect_to_celery()  # it may be a task
         if guarded.takes_over:
             transactions.take_over(function, guarded.decorated)
     return guarded.decorated

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def identify_messages() -> None:
-    """Give each message of Celery that this process sends an id, from now on, if it uses Celery."""
+def connect_to_celery() -> None:
+    """If the process uses Celery: give each message that it sends an id, and know how many tasks it runs at a time."""
     if "celery" in sys.modules:
-        from ..celery import messages  # noqa: F401 - whose receiver does it
+        from ..celery import countdowns, messages  # noqa: F401 - whose receivers do it
 
 
 def celery_run_of(function: Callable[..., Any]) -> Any:

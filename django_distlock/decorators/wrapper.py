@@ -53,6 +53,8 @@ class LockedCallable:
         hold_until: Literal["response", "return"],
         options: Options,
         slots_of: Callable[..., int] | None = None,
+        retry_for: float | None = None,
+        stands_by: bool = False,
     ) -> None:
         self.function = function
         self.kind = key.kind_of(function)
@@ -70,6 +72,8 @@ class LockedCallable:
         self._options = options
         self._caller = key.module_and_name(function)
         self._slots_of = slots_of
+        self._retry_for = retry_for
+        self._stands_by = stands_by  # a run of a task, before it is sent again
         self._given_label = str(options.given.get("label", ""))
         self.takes_over = options.given.get("in_atomic") != "ignore"
         if on_unavailable == "retry" and self.kind is not key.Kind.FUNCTION:
@@ -166,6 +170,8 @@ class LockedCallable:
         label, message, options = self._label(args, request, run), run.message if run else "", self._options
         if self._slots_of is not None:
             options = settled(**{**options.given, "slots": self._slots_of(*args, **kwargs)})
+        if self._stands_by and run:
+            options = settled(**run.standing_by(options.given))
         if self._make_key:
             name = self._make_key(args, kwargs)
             return Lock(name, self._using, options, label, message, template=self._template)
@@ -199,7 +205,7 @@ class LockedCallable:
         """The result in place of that of the function. Raises the problem itself if there is none."""
         choice = self._chosen(problem)
         if run and choice == "retry":
-            run.retry(problem)
+            run.retry(problem, self._retry_for)
         if isinstance(choice, Skip):
             level = logging.INFO if isinstance(problem, LockNotAcquired) else logging.WARNING
             skipped = self._label_of_call(args, request, run) or key.dotted_path(self.function)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import subprocess
 import sys
+import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +17,7 @@ from celery import Celery, current_app, shared_task, uuid
 from celery import Task as CeleryTask
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Retry
+from celery.signals import worker_init, worker_process_init
 
 from django_distlock import (
     Lock,
@@ -22,13 +25,15 @@ from django_distlock import (
     LockLost,
     LockNotAcquired,
     LockNotHeld,
+    LockTimeout,
     distributed_lock,
     lock,
     lock_all,
     locks,
 )
+from django_distlock.celery import countdowns, requeue
 from django_distlock.celery.messages import HEADER
-from django_distlock.celery.tasks import REQUEUES, Run, pause_before
+from django_distlock.celery.tasks import REQUEUES, WAITS_SINCE, Run
 from django_distlock.options import settled
 from django_distlock.testing import store_down
 from tests.support.leases import request_of
@@ -202,9 +207,10 @@ class TestBusy:
     @pytest.mark.parametrize(
         "call", [lambda work: work(), lambda work: work.apply(throw=True), lambda work: work.apply().get()]
     )
-    def test_where_no_worker_runs_it_retry_raises(self, work, call):
-        with lock("name"), pytest.raises(LockNotAcquired, match="held by"):
+    def test_where_no_worker_runs_it_retry_raises_at_once(self, work, call):
+        with lock("name"), pytest.raises(LockNotAcquired, match="held by") as caught:
             elsewhere(call, work)
+        assert caught.type is LockNotAcquired  # and no LockTimeout
 
     def test_always_eager_it_raises(self, work, app):
         app.conf.task_always_eager = app.conf.task_eager_propagates = True
@@ -245,7 +251,7 @@ class TestUnavailable:
         def fail(run, busy, *, retries):
             raise LockBackendError("down")
 
-        def retry(run, problem):
+        def retry(run, problem, retry_for):
             raise Retry(exc=problem)
 
         monkeypatch.setattr(Run, "handle_busy", fail)
@@ -253,6 +259,14 @@ class TestUnavailable:
         with lock("name"), pytest.raises(Retry) as caught:
             elsewhere(work)
         assert isinstance(caught.value.exc, LockBackendError)
+
+    def test_a_time_for_what_is_not_sent_again_is_refused(self):
+        for options in ({}, {"on_busy": "skip"}, {"on_busy": "skip", "on_unavailable": "run"}):
+            with pytest.raises(ValueError, match="retry_for is for tasks that are sent again"):
+                distributed_lock("name", retry_for=5, **options)
+        for wrong in (0, -1, "5", math.nan):
+            with pytest.raises(ValueError, match="retry_for is .* It is the number of seconds for which a task waits"):
+                distributed_lock("name", on_busy="retry", retry_for=wrong)
 
     def test_what_can_be_no_task_is_refused(self):
         async def coroutine(): ...
@@ -302,36 +316,105 @@ class TestSentAgain:
             elsewhere(distributed_lock("name")(lambda: None))
         return caught.value
 
+    @pytest.fixture(autouse=True)
+    def no_countdown(self, monkeypatch):
+        """Is under way when a test begins."""
+        fresh = countdowns.Countdowns()
+        for module in (countdowns, requeue):
+            monkeypatch.setattr(module, "countdowns", fresh)
+        monkeypatch.setattr(requeue, "sleep", lambda seconds: None)
+
     def test_a_retry_keeps_what_the_message_had_and_spends_no_retry(self, run):
+        began = time.time()
         with pytest.raises(Retry):
             run(
                 retries=2, headers={"mine": 1}, group="the-group", delivery_info={"routing_key": "q", "exchange": ""}
-            ).retry(self.busy())
+            ).retry(self.busy(), None)
         [options] = run.sent
         assert (options["retries"], options["task_id"], options["group_id"]) == (2, "the-id", "the-group")
+        assert began <= options["headers"].pop(WAITS_SINCE) <= time.time()
         assert options["headers"] == {"mine": 1, REQUEUES: 1}
         assert options["queue"] == "q"
         assert 0.25 <= options["countdown"] <= 0.5
 
+    def test_a_process_has_one_countdown_under_way_and_sends_others_to_the_end_of_the_queue(self, run):
+        """Each would wait in a worker, unacknowledged, and let it take one more."""
+        for _ in range(3):
+            with pytest.raises(Retry):
+                run().retry(self.busy(), None)
+        assert [options["countdown"] is None for options in run.sent] == [False, True, True]
+        assert not requeue.countdowns.take(0.0)
+
+    def test_one_whose_worker_has_threads_has_as_many(self, run):
+        worker_init.send(sender=type("Worker", (), {"concurrency": 2}))
+        for _ in range(3):
+            with pytest.raises(Retry):
+                run().retry(self.busy(), None)
+        assert [options["countdown"] is None for options in run.sent] == [False, False, True]
+        worker_process_init.send(sender=None)
+        assert requeue.countdowns.most == 1
+
     @pytest.mark.parametrize("read", ["amqp://nowhere.invalid", "redis://nowhere.invalid"])
-    def test_rabbitmqs_own_delays_are_whole_seconds(self, read, run, app):
+    def test_rabbitmqs_own_delays_are_whole_seconds_and_any_number_of_them(self, read, run, app):
         """Celery cuts them, and RabbitMQ knows no delay of 0."""
         app.conf.broker_write_url, app.conf.task_default_queue_type = read, "quorum"
         for requeues in (0, 1, 9):
             with pytest.raises(Retry):
-                run(headers={REQUEUES: requeues}).retry(self.busy())
+                run(headers={REQUEUES: requeues}).retry(self.busy(), None)
         pauses = [options["countdown"] for options in run.sent]
-        assert all(pause.is_integer() for pause in pauses) == read.startswith("amqp")
-        assert [pause >= 1 for pause in pauses] == [read.startswith("amqp"), read.startswith("amqp"), True]
+        if read.startswith("amqp"):
+            assert all(pause.is_integer() and pause >= 1 for pause in pauses)
+        else:
+            assert pauses[0] < 1
+            assert pauses[1:] == [None, None]
 
     def test_so_does_one_whose_store_is_away_with_growing_pauses(self, run):
+        requeue.countdowns.most = 2
         for requeues in (0, 9):
             with pytest.raises(Retry) as caught:
-                run(retries=2, headers={REQUEUES: requeues}).retry(LockBackendError("away"))
+                run(retries=2, headers={REQUEUES: requeues}).retry(LockBackendError("away"), None)
             assert isinstance(caught.value.exc, LockBackendError)
         assert [options["retries"] for options in run.sent] == [2, 2]
         assert [options["headers"][REQUEUES] for options in run.sent] == [1, 10]
         assert run.sent[0]["countdown"] <= 0.5 < 2.5 <= run.sent[1]["countdown"] <= 5
+
+    def test_tasks_that_wait_for_one_lock_are_sent_at_a_pace(self, run):
+        """Each keeps others from it for a while, if there is a store that can tell them."""
+        with pytest.raises(Retry):
+            run().retry(self.busy(), None)
+        assert [info.name for info in locks["default"].held("django_distlock.requeue:")] == [
+            "django_distlock.requeue:name"
+        ]
+        with store_down(), pytest.raises(Retry):
+            run().retry(LockNotAcquired("busy", name="name", using="default"), None)
+        assert len(run.sent) == 2
+
+    def test_after_its_time_it_fails(self, run):
+        busy, since = self.busy(), time.time() - 60
+        with pytest.raises(Retry):
+            run(headers={WAITS_SINCE: since}).retry(busy, 3600)
+        with pytest.raises(LockTimeout, match=r"^The task did not get its lock for 30 s. .*held by") as caught:
+            run(headers={WAITS_SINCE: since}).retry(busy, 30)
+        assert vars(caught.value) == vars(busy)
+        with pytest.raises(LockBackendError, match="away"):
+            run(headers={WAITS_SINCE: since}).retry(LockBackendError("away"), 30)
+        [options] = run.sent
+        assert options["headers"][WAITS_SINCE] == since
+
+    def test_it_is_tried_once_more_at_the_end_of_its_time(self, run):
+        with pytest.raises(Retry):
+            run(headers={REQUEUES: 9, WAITS_SINCE: time.time() - 60}).retry(self.busy(), 60.1)
+        assert run.sent[0]["countdown"] <= 0.1
+
+    def test_what_the_body_retries_waits_anew(self, run):
+        headers = {WAITS_SINCE: 1.0, REQUEUES: 3}
+        again = run(headers=headers)
+        with lock("name") as lease, again.holding(lease):
+            pass
+        with pytest.raises(Retry):
+            again.retry(self.busy(), 60)
+        [options] = run.sent
+        assert options["headers"][WAITS_SINCE] > 1
 
     def test_it_does_not_meet_others(self, run):
         run(retries=1).handle_busy(self.busy("other-id."), retries=False)
@@ -380,27 +463,6 @@ class TestSentAgain:
             with pytest.raises(LockLost):
                 lease.renew()
         assert list(locks["default"].held("django_distlock.done:")) == []
-
-
-class TestPause:
-    @pytest.mark.parametrize(("requeues", "longest"), [(0, 0.5), (1, 1), (2, 2), (3, 4), (4, 5), (8, 5), (10_000, 5)])
-    def test_it_grows_to_five_seconds_and_is_scattered(self, requeues, longest):
-        pauses = [pause_before(requeues, 30, 3600) for _ in range(200)]
-        assert longest / 2 <= min(pauses) < max(pauses) <= longest
-        assert max(pauses) - min(pauses) > longest / 4
-
-    def test_it_is_no_longer_than_what_the_holder_has_left(self):
-        assert max(pause_before(9, 1.5, 3600) for _ in range(200)) <= 1.5
-
-    def test_a_lease_that_runs_out_now_is_not_asked_for_without_pause(self):
-        assert min(pause_before(9, 0.0, 3600) for _ in range(200)) >= 0.05
-
-    def test_in_whole_seconds_it_is_one_at_least(self):
-        assert {pause_before(0, 0.1, 3600, is_whole=True) for _ in range(200)} == {1.0}
-        assert {pause_before(9, 30, 3600, is_whole=True) for _ in range(500)} == {3.0, 4.0, 5.0}
-
-    def test_it_stays_below_the_visibility_timeout(self):
-        assert max(pause_before(9, None, 4) for _ in range(200)) <= 2
 
 
 @pytest.mark.parametrize("imported", ["", "import celery"])

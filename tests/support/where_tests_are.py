@@ -42,6 +42,7 @@ THROUGH_OTHERS = [
     ("monitoring.admin_runs", "monitoring/test_admin_beat", "actions of its page"),
     ("celery.config", "celery/test_schedule_store", "the setting is that of the runs"),
     ("celery.deferred_signals", "processes/test_fleet", "signals go to processes"),
+    ("celery.countdowns", "celery/test_requeue", "they are what a task is sent again with"),
     ("celery.messages", "celery/test_tasks_copies", "the copies of a message have its id"),
     (
         "celery.queued celery.unique_options celery.unique_runs core.succession",

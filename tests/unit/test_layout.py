@@ -41,6 +41,8 @@ LAYERS = {
         "celery.schedule_store",
         "celery.scheduled",
         "celery.messages",
+        "celery.countdowns",
+        "celery.requeue",
         "celery.tasks",
     ],
     "core": ["core"],

@@ -15,6 +15,7 @@ from django.dispatch import receiver
 
 from django_distlock import LockLost, distributed_lock, lock
 from django_distlock.celery import unique_task
+from django_distlock.celery.tasks import REQUEUES
 from django_distlock.signals import lock_busy, lock_lost, lock_unavailable
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.workers.settings")
@@ -115,6 +116,20 @@ def late(self, name):
 def retrying(self, name):
     write(name, "run", id=self.request.id, retries=self.request.retries)
     return name
+
+
+@shared_task(name="limited", bind=True, acks_late=True, reject_on_worker_lost=True, max_retries=0)
+@distributed_lock("job:{name}", ttl=2, slots=3, on_busy="retry")
+def limited(self, name, seconds):
+    begin = time.time()
+    time.sleep(seconds)
+    write(name, "run", id=self.request.id, begin=begin, retries=self.request.retries)
+
+
+@shared_task(name="impatient", max_retries=0)
+@distributed_lock("job:{name}", ttl=LONG, on_busy="retry", retry_for=2)
+def impatient(name):
+    write(name, "run")
 
 
 @shared_task(name="late_store", bind=True, max_retries=0)
@@ -255,6 +270,12 @@ def tell_busy(name, holder, **_):
 @receiver(lock_unavailable)
 def tell_unavailable(name, error, lease, **_):
     write(name.removeprefix("job:"), "unavailable", runs=lease is not None)
+
+
+@signals.after_task_publish.connect
+def tell_requeue(headers, body, **_):
+    if REQUEUES in headers:
+        write(body[0][0], "requeue", id=headers["id"], eta=headers["eta"])
 
 
 @receiver(lock_lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from datetime import timedelta
 from typing import Any, assert_type
 
 from django.http import HttpRequest, HttpResponse
@@ -55,7 +56,7 @@ def running(pk: int) -> str:
     return ""
 
 
-@distributed_lock("order:{pk}", on_busy="retry", on_unavailable="retry")
+@distributed_lock("order:{pk}", on_busy="retry", on_unavailable="retry", retry_for=timedelta(hours=1))
 def retrying(pk: int) -> str:
     return ""
 

@@ -1,0 +1,48 @@
+"""Messages that this process has sent with a countdown, by which they wait in a worker, unacknowledged."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from typing import Any
+
+from celery.signals import worker_init, worker_process_init  # type: ignore[import-untyped]
+
+from ..utils.clock import clock
+
+
+class Countdowns:
+    """Those that may not be over.
+
+    ``most``: how many there may be at a time. All processes that run tasks have as many together as they run tasks.
+    """
+
+    def __init__(self) -> None:
+        self.most = 1
+        self._ends: list[float] = []
+        self._guard = threading.Lock()
+
+    def take(self, length: float) -> bool:
+        """Whether one of that many seconds may begin; then it counts."""
+        now = clock()
+        with self._guard:
+            while self._ends and self._ends[0] <= now:
+                heapq.heappop(self._ends)
+            if len(self._ends) >= self.most:
+                return False
+            heapq.heappush(self._ends, now + length)
+            return True
+
+
+countdowns = Countdowns()
+
+
+@worker_init.connect  # type: ignore[untyped-decorator]
+def _count_threads(sender: Any, **_: Any) -> None:
+    """All of them run in this process, unless the pool has processes."""
+    countdowns.most = sender.concurrency if isinstance(sender.concurrency, int) else 1  # "auto" is for processes
+
+
+@worker_process_init.connect  # type: ignore[untyped-decorator]
+def _count_one(**_: Any) -> None:
+    countdowns.most = 1

@@ -1,0 +1,108 @@
+"""The pauses before tasks that did not get their lock are tried again, and the countdowns that a process may have."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from django_distlock import distributed_lock, lock, locks
+from django_distlock.celery import requeue, tasks
+from django_distlock.celery.countdowns import Countdowns
+from django_distlock.celery.tasks import REQUEUES
+from tests.support.deliveries import Shop
+from tests.support.tools import eventually
+
+pytestmark = pytest.mark.usefixtures("locmem_locks")
+
+
+@pytest.fixture
+def shop():
+    with Shop() as shop:
+        yield shop
+
+
+@pytest.fixture
+def holder(locmem_locks):
+    """In another thread, as in another worker."""
+    with ThreadPoolExecutor(1) as pool:
+        handle = lock("work")
+        pool.submit(handle.acquire).result()
+        yield lambda: pool.submit(handle.release).result()
+        if handle.locked():
+            pool.submit(handle.release).result()
+
+
+class TestStandingBy:
+    """Whether a delivery whose lock is busy waits in its worker."""
+
+    @pytest.fixture
+    def work(self, shop):
+        def work(**options):
+            def body():
+                shop.runs.append("work")
+
+            guarded = distributed_lock("work", on_busy="retry", **options)(body)
+            return shop.app.task(name="work", shared=False)(guarded)
+
+        return work
+
+    def test_it_waits_in_the_queue_of_the_lock_and_runs_when_that_is_free(
+        self, shop, work, holder, beside, monkeypatch
+    ):
+        monkeypatch.setattr(tasks, "STANDS_BY", 60.0)
+        work().delay()
+        delivered = beside(shop.deliver, shop.next())
+        eventually(lambda: locks["default"].count_waiters(["work"]) == [1])
+        holder()
+        delivered.result(60)
+        assert shop.runs == ["work"]
+        assert shop.next() is None
+
+    @pytest.mark.usefixtures("holder")
+    def test_then_it_is_sent_again(self, shop, work, monkeypatch):
+        monkeypatch.setattr(tasks, "STANDS_BY", 0.01)
+        sent = work().delay()
+        shop.deliver(shop.next())
+        assert shop.runs == []
+        assert shop.result(sent.id)[0] == "RETRY"
+        assert shop.next().headers[REQUEUES] == 1
+
+    @pytest.mark.usefixtures("holder")
+    def test_for_as_long_as_it_is_told(self, shop, work, monkeypatch):
+        monkeypatch.setattr(tasks, "STANDS_BY", math.inf)  # which no lock accepts
+        work(wait=0).delay()
+        shop.deliver(shop.next())
+        assert shop.next().headers[REQUEUES] == 1
+
+
+class TestPause:
+    @pytest.mark.parametrize(("requeues", "longest"), [(0, 0.5), (1, 1), (2, 2), (3, 4), (4, 5), (8, 5), (10_000, 5)])
+    def test_it_grows_to_five_seconds_and_is_scattered(self, requeues, longest):
+        pauses = [requeue.pause_before(requeues, math.inf) for _ in range(200)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+        assert max(pauses) - min(pauses) > longest / 4
+
+    def test_it_is_no_longer_than_the_longest(self):
+        assert max(requeue.pause_before(9, 1.5) for _ in range(200)) <= 1.5
+
+    @pytest.mark.parametrize(
+        ("held_for", "remaining", "longest"),
+        [(0.0, 30.0, 0.5), (3.0, 30.0, 3.0), (60.0, 1.5, 1.5), (60.0, 0.0, 0.1), (60.0, None, 60.0), (-5.0, None, 0.5)],
+        ids=["just taken", "for a while", "ends soon", "ends now", "no lease is told", "clock behind"],
+    )
+    def test_a_lock_that_was_held_for_long_is_tried_later(self, held_for, remaining, longest):
+        assert requeue.longest_pause(held_for, remaining) == longest
+
+
+class TestCountdowns:
+    def test_there_are_as_many_at_a_time_as_a_process_may_have(self):
+        countdowns = Countdowns()
+        assert [countdowns.take(60.0), countdowns.take(60.0)] == [True, False]
+        countdowns.most = 3
+        assert [countdowns.take(60.0), countdowns.take(60.0), countdowns.take(60.0)] == [True, True, False]
+
+    def test_one_that_is_over_counts_no_more(self):
+        countdowns = Countdowns()
+        assert [countdowns.take(0.0), countdowns.take(60.0), countdowns.take(0.0)] == [True, True, False]
