@@ -15,12 +15,12 @@ from django.template.loader import get_template
 from django.urls import get_resolver
 
 from .backends.base import BaseLockBackend
-from .celery import config
 from .celery.config import BEAT_SETTING, REMEMBER_SETTING, BeatSettings, remember_tasks_for
 from .core.registry import DEFAULT_ALIAS, SETTING, TAG, aliases_to_check, locks
 from .core.succession import REMEDY, refusal_of
 from .decorators import answers
 from .options import NEEDLESS
+from .unique import options as unique
 
 RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
 
@@ -99,7 +99,7 @@ def _tasks() -> Iterator[CheckMessage]:
 def _unique_tasks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
     """Those that this process knows: modules of tasks may be loaded later."""
     for backend in backends:
-        if backend.alias in config.unique_aliases and (refusal := refusal_of(backend)):
+        if backend.alias in unique.unique_aliases and (refusal := refusal_of(backend)):
             yield Error(refusal, hint=REMEDY, id="distlock.E007")
 
 

@@ -25,8 +25,8 @@ from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
 from django_distlock.backends.zookeeper import ZooKeeperBackend
-from django_distlock.celery import config
 from django_distlock.testing.tools import WAYS, calling
+from django_distlock.unique import options
 from example_project.valkey import Valkey
 from tests.support import certificates
 from tests.support import mariadb as mariadb_server
@@ -119,7 +119,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 def unique_aliases(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Of no unique tasks but those of the test, for system checks: the process may have loaded tasks of any test."""
     aliases: set[str] = set()
-    monkeypatch.setattr(config, "unique_aliases", aliases)
+    monkeypatch.setattr(options, "unique_aliases", aliases)
     return aliases
 
 

@@ -24,8 +24,6 @@ RESEND_AFTER = Seconds(
 )
 REMEMBER_SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
 
-unique_aliases: set[str] = set()  # in which the unique tasks that this process knows have their names
-
 
 class BeatSettings(NamedTuple):
     """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app.

@@ -28,12 +28,13 @@ from ..core.lease import Lease
 from ..core.lock import Lock
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired, LockTimeout
+from ..message_ids import is_known, task_of
 from ..options import settled
 from ..types import Holder, LockInfo, LockRequest, State, shown
 from ..utils.clock import wall_clock
 from ..utils.events import about_event
 from .config import remember_tasks_for
-from .messages import is_known, message_of, task_of
+from .messages import message_of
 from .requeue import STANDS_BY, countdown_for, keep_pace, visibility_timeout
 
 MARK_TTL = 10.0  # seconds of the lease that becomes a mark

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from celery import shared_task  # type: ignore[import-untyped]
 from celery.contrib.django.task import DjangoTask  # type: ignore[import-untyped]
@@ -15,27 +13,24 @@ from celery.utils import uuid  # type: ignore[import-untyped]
 from celery.utils.time import maybe_make_aware  # type: ignore[import-untyped]
 from django.core.exceptions import ImproperlyConfigured
 
-from .. import signals
-from ..core.busy import described
 from ..core.registry import DEFAULT_ALIAS
 from ..core.succession import Succession
-from ..exceptions import LockBackendError, LockError, TaskAlreadyQueued
-from ..types import Grant, LockInfo, place_of
-from ..utils.clock import clock, wall_clock
-from ..utils.events import about_event
+from ..exceptions import TaskAlreadyQueued
+from ..message_ids import new_message, task_of
+from ..unique.options import DEFAULT_TTL, Unique, Until, unique
+from ..unique.publishing import UniqueHolder, already_queued, claim, publish
+from ..unique.queued import FIELD as HEADER
+from ..unique.queued import QueuedLease
+from ..unique.runs import read_lease
+from ..utils.clock import wall_clock
 from .messages import HEADER as MESSAGE
-from .messages import task_of
-from .queued import DUPLICATE, HEADER, QUEUED, QueuedLease
 from .scheduled import HEADER as RUN
 from .tasks import UNIQUE_RUN
-from .unique_options import DEFAULT_TTL, Unique, Until, unique
-from .unique_runs import UniqueRun, publish
+from .unique_runs import DUPLICATE, Delivery
 
 ENTERED = "distlock_entered"  # attribute of the request of a run
 BY_BEAT = (RUN, "celery_beat_task")  # headers of what beats send: ours, and any beat of a Celery that is not too old
 CANVAS = ("chord", "chain", "group_id", "parent_id", "root_id", "reply_to")  # options of what a canvas sends
-
-logger = logging.getLogger("django_distlock")
 
 
 def unique_task(
@@ -77,24 +72,6 @@ def unique_task(
         return shared_task(base=base, unique=given, **options)(function)
 
     return decorate(name) if is_bare else decorate
-
-
-class UniqueHolder(NamedTuple):
-    """Who has the name of a unique task.
-
-    ``state``: "queued", "running"; or "done", of one with ``until="success"`` that has succeeded. ``task_id``: "" where
-    somebody else has a lock of that name. ``info``: its lease.
-    """
-
-    task_id: str
-    state: Literal["queued", "running", "done"]
-    info: LockInfo
-
-    @classmethod
-    def of(cls, info: LockInfo) -> UniqueHolder:
-        message, label = (info.holder.message, info.holder.label) if info.holder else ("", "")
-        state: Literal["queued", "running", "done"] = "queued" if label.startswith(QUEUED) else "running"
-        return cls(task_of(message), "done" if info.resting else state, info)
 
 
 class UniqueTask(DjangoTask):  # type: ignore[misc]
@@ -143,21 +120,10 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         text = (request.headers or {}).get(HEADER)
         if text == DUPLICATE:
             return None
-        queued = self._read(text) if text else None
+        queued = read_lease(text, self._unique, f"{self.name}[{request.id}]") if text else None
         if queued is None or task_of(queued.message) != str(request.id):  # as of one that was replaced
             return self.run(*args, **kwargs)
-        return UniqueRun(self, self._unique, queued).call(args, kwargs)
-
-    def _read(self, text: str) -> QueuedLease | None:
-        """None: it cannot be read, and the task is to run all the same."""
-        try:
-            return QueuedLease.from_text(text)
-        except LockError as error:
-            told = f"The header {HEADER!r} of {self.name}[{self.request.id}] cannot be read: {error}"
-            if self._unique.on_unavailable != "run":
-                raise LockBackendError(told) from error
-            logger.warning("%s", told, extra=about_event("unique-unreadable", task=self.request.id))
-            return None
+        return Delivery(self, self._unique, queued).call(args, kwargs)
 
     def apply_async(
         self,
@@ -186,7 +152,7 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
             )  # fmt: skip
 
         request = self.request
-        run: UniqueRun | None = getattr(request, UNIQUE_RUN, None)
+        run: Delivery | None = getattr(request, UNIQUE_RUN, None)
         if str(request.id) == task_id:  # a retry, a requeue, or what the task replaces itself by
             is_replaced = options.get("replaced_task_nesting", 0) != (request.replaced_task_nesting or 0)
             if not is_replaced or (run and run.name == self._name_of(tuple(args or ()), kwargs or {})):
@@ -203,53 +169,24 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
             seconds = min(seconds, max(0.0, expires))
         message = str(headers.get(MESSAGE, ""))
         if task_of(message) != task_id:  # as of messages.identify(), which is to leave it then
-            message = headers[MESSAGE] = f"{task_id}.{secrets.token_hex(8)}"
+            message = headers[MESSAGE] = new_message(task_id)
         queued = QueuedLease.new(
             succession, name, given.template, succession.backend.prefix_now(), f"{self.name}[{task_id}]", message,
             wall_clock() + seconds,
         )  # fmt: skip
-        began = clock()
-        about = {"name": name, "template": given.template or name, "using": given.using}
-        try:
-            answer = succession.claim(queued.request)
-        except LockBackendError as error:
-            signals.send_signal(
-                signals.lock_unavailable, type(succession.backend), **about,
-                error=error, lease=None, waited=clock() - began,
-            )  # fmt: skip
-            if given.on_unavailable != "run" or error.is_final:
-                raise
-            logger.warning(
-                "%s[%s] is queued although it is not known whether it is queued already: %s", self.name, task_id, error,
-                extra=about_event("unique-unavailable", alias=given.using, name=name, task=task_id),
-            )  # fmt: skip
+        found = claim(given, queued)
+        if found is None and queued.is_granted:
+            return publish(queued, lambda text: send({**headers, HEADER: text}), seconds)
+        if found is None:
             return send(headers)
-        if isinstance(answer, Grant):
-            queued.granted(answer)
-            return publish(queued, send, headers, seconds)
-        found = UniqueHolder.of(answer)
-        signals.send_signal(
-            signals.lock_busy, type(succession.backend), **about,
-            holder=answer.holder, waited=clock() - began, reason="duplicate",
-        )  # fmt: skip
-        logger.info(
-            "%s[%s] is not queued: %s. %s", self.name, task_id, _is_there(found), described(answer),
-            extra=about_event("duplicate", alias=given.using, name=name, template=about["template"], task=task_id),
-        )  # fmt: skip
         if any(options.get(option) is not None for option in CANVAS):
             return send({**headers, HEADER: DUPLICATE})
         return self._answer(found, is_beat=any(header in headers for header in BY_BEAT))
 
     def _answer(self, found: UniqueHolder, *, is_beat: bool) -> Any:
-        how, info = self._unique.on_duplicate, found.info
+        how = self._unique.on_duplicate
         if how == "raise" and not is_beat:
-            place = place_of(info.using, info.prefix)
-            raise TaskAlreadyQueued(
-                f"{self.name} is not queued again: {_is_there(found)}. The name {info.name!r} ({place}) is"
-                f" {described(info)}",
-                task_id=found.task_id, retry_after=info.remaining, holder=info.holder, resting=info.resting,
-                name=info.name, using=info.using,
-            )  # fmt: skip
+            raise already_queued(self.name, found)
         return self.AsyncResult(found.task_id) if how == "return" and found.task_id else None
 
     def _delay(self, options: Mapping[str, Any]) -> float:
@@ -270,10 +207,6 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
 
 # Of unique_task(), which is told from its use without parentheses by these
 DEFAULTS = ("end", DEFAULT_TTL, "return", "raise", DEFAULT_ALIAS, UniqueTask)
-
-
-def _is_there(found: UniqueHolder) -> str:
-    return f"the task {found.task_id} is {found.state}" if found.task_id else "its name is taken"
 
 
 __all__ = ["TaskAlreadyQueued", "Unique", "UniqueHolder", "UniqueTask", "unique", "unique_task"]

@@ -17,11 +17,11 @@ from kombu.exceptions import OperationalError
 
 from django_distlock import InvalidLockName, LockBackendError, lock, locks
 from django_distlock.celery import TaskAlreadyQueued, UniqueTask, unique, unique_task
-from django_distlock.celery.queued import HEADER
 from django_distlock.celery.scheduled import header_of
 from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.signals import lock_busy
 from django_distlock.types import LockRequest
+from django_distlock.unique.queued import FIELD as HEADER
 from django_distlock.utils.clock import clock
 from tests.support.deliveries import UniqueShop
 from tests.support.stores import LOCMEM

@@ -43,9 +43,9 @@ THROUGH_OTHERS = [
     ("celery.config", "celery/test_schedule_store", "the setting is that of the runs"),
     ("celery.deferred_signals", "processes/test_fleet", "signals go to processes"),
     ("celery.countdowns", "celery/test_requeue", "they are what a task is sent again with"),
-    ("celery.messages", "celery/test_tasks_copies", "the copies of a message have its id"),
+    ("celery.messages message_ids", "celery/test_tasks_copies", "the copies of a message have its id"),
     (
-        "celery.queued celery.unique_options celery.unique_runs core.succession",
+        "celery.unique_runs core.succession unique.options unique.publishing unique.queued unique.runs",
         "celery/test_unique_tasks",
         "a lease of a message becomes that of a run",
     ),

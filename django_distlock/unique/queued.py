@@ -1,4 +1,4 @@
-"""The lease of a message that waits in a queue, which travels in a header of the message.
+"""The lease of a message that waits in a queue, which travels with the message.
 
 It is written down as a lease that was detached. Whoever receives the message goes on with it: a worker that runs the
 task, and one that rejects it.
@@ -6,16 +6,17 @@ task, and one that rejects it.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from ..core.detached import Detached
 from ..core.succession import Succession
+from ..message_ids import task_of
 from ..options import Terms
 from ..types import NOT_WAITING, Grant, Holder, LockRequest
 from ..utils.clock import wall_clock
+from ..utils.events import about_event
 
-HEADER = "distlock_unique"  # a detached lease; or DUPLICATE
-DUPLICATE = "duplicate"  # in its place, where the message is published only because a canvas waits for it
+FIELD = "distlock_unique"  # of a message: a detached lease
 QUEUED = "queued: "  # what the label of its holder begins with
 
 
@@ -46,6 +47,15 @@ class QueuedLease:
     @property
     def message(self) -> str:
         return self.request.holder.message
+
+    @property
+    def is_granted(self) -> bool:
+        return self._fence > 0
+
+    @property
+    def task(self) -> str:
+        """Name and id of the task, for people."""
+        return self.request.holder.label.removeprefix(QUEUED)
 
     @property
     def using(self) -> str:
@@ -82,3 +92,11 @@ class QueuedLease:
             in_doubt=True, prefix=detached.prefix, template=detached.template, slot=detached.slot, deadline=NOT_WAITING,
         )  # fmt: skip
         return cls(Succession(detached.using), request, detached.until, detached.fence)
+
+    def about(self, event: str) -> dict[str, Any]:
+        """Of a record of the log."""
+        request = self.request
+        return about_event(
+            event, alias=self.using, name=request.name, template=request.template or request.name,
+            task=task_of(self.message),
+        )  # fmt: skip

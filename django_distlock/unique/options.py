@@ -9,7 +9,8 @@ from .. import names
 from ..core.registry import DEFAULT_ALIAS
 from ..decorators import key
 from ..options import Seconds
-from .config import unique_aliases
+
+unique_aliases: set[str] = set()  # in which the unique tasks that this process knows have their names
 
 PREFIX = "unique:"  # of the locks of names, so that none of them is a lock that a task holds while it runs
 

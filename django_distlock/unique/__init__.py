@@ -1,0 +1,1 @@
+"""Tasks that are in the queue once, whatever queue that is. ``celery`` has what its messages add."""
