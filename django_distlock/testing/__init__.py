@@ -25,7 +25,7 @@ from ..types import Grant, Holder, LockInfo, LockRequest, new_token
 LOSS = "a test let it be lost"
 ASKING = (  # methods of a backend, which have twins or not
     "acquire", "release", "renew", "slots", "list_slots", "look", "holders", "remaining", "count_waiters", "prune",
-    "claim_run", "find_runs", "runs",
+    "claim_run", "find_runs", "runs", "forget_run", "exchange", "write_journal", "read_journal",
 )  # fmt: skip
 
 

@@ -190,11 +190,24 @@ class TestStoreDown:
                     ask()
         assert backend.look(["name"]) == [[]]
 
-    def test_runs_of_beat_and_the_self_test_too(self, locmem_locks):
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda backend: backend.exchange(lock_request(), lock_request()),
+            lambda backend: backend.find_runs(["entry"]),
+            lambda backend: backend.forget_run("entry"),
+            lambda backend: backend.write_journal([]),
+            lambda backend: backend.read_journal(),
+        ],
+    )
+    def test_what_only_some_stores_have_says_so_too(self, locmem_locks, ask):
+        ask(locks["default"])
+        with store_down(), pytest.raises(LockBackendError, match="a test let its store be down"):
+            ask(locks["default"])
+
+    def test_the_self_test_too(self, locmem_locks):
         with store_down():
             assert [result.is_error for result in locks["default"].check()] == [True]
-        with store_down(), pytest.raises(LockBackendError):
-            locks["default"].find_runs(["entry"])
 
     def test_of_one_alias(self, settings):
         entry = {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}
