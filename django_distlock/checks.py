@@ -38,6 +38,7 @@ def check_setting(**_: Any) -> list[CheckMessage]:
         *_beat(),
         *_tasks(),
         *_unique_tasks(backends),
+        *_task_backends(),
         *_templates(),
         *uwsgi_without_threads(),
     ]
@@ -101,6 +102,17 @@ def _unique_tasks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
     for backend in backends:
         if backend.alias in unique.unique_aliases and (refusal := refusal_of(backend)):
             yield Error(refusal, hint=REMEDY, id="distlock.E007")
+
+
+def _task_backends() -> Iterator[CheckMessage]:
+    """Those of django.tasks that queue unique tasks; before Django 6 nobody names any."""
+    for alias in sorted(unique.task_backends):
+        from django.tasks import task_backends
+
+        from .django_tasks import queues
+
+        if alias in task_backends.settings and (refusal := queues.refusal_of(task_backends[alias])):
+            yield Error(refusal, hint=queues.REMEDY, id="distlock.E008")
 
 
 def _templates() -> Iterator[CheckMessage]:

@@ -120,6 +120,7 @@ def unique_aliases(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Of no unique tasks but those of the test, for system checks: the process may have loaded tasks of any test."""
     aliases: set[str] = set()
     monkeypatch.setattr(options, "unique_aliases", aliases)
+    monkeypatch.setattr(options, "task_backends", set())
     return aliases
 
 

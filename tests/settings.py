@@ -14,6 +14,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_distlock",
     *(["django_celery_beat"] if find_spec("django_celery_beat") else []),
+    *(["django_tasks_db"] if find_spec("django.tasks") and find_spec("django_tasks_db") else []),
 ]
 DATABASES = {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
 DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}}

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
+
+# The unique task of django.tasks that runs here: its function, and what is to be called when its body begins.
+unique_body: ContextVar[tuple[Callable[..., Any], Callable[[], None]] | None] = ContextVar(
+    "distlock_unique_body", default=None
+)
+
+
+def beginning_of(function: Callable[..., Any]) -> Callable[[], None] | None:
+    """What is to be called when the function has its lock: it is the body of a unique task of django.tasks."""
+    if (unique := unique_body.get()) is None:
+        return None
+    body, begins = unique
+    return begins if inspect.unwrap(body, stop=lambda each: each is function) is function else None
 
 
 def connect_to_celery() -> None:

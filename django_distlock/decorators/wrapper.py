@@ -112,6 +112,8 @@ class LockedCallable:
                     return self._answer(failure, request, args, kwargs, run)
             return self._answer(problem, request, args, kwargs, run)
         try:
+            if begins := task_context.beginning_of(self.decorated):
+                begins()
             if run or released:
                 with ExitStack() as stack:
                     if run:
@@ -137,6 +139,8 @@ class LockedCallable:
                 lease: Lease | Leases = await stack.enter_async_context(self._lock(args, kwargs, request))
             except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
                 return await self._aanswer(problem, request, args, kwargs)
+            if begins := task_context.beginning_of(self.decorated):
+                await sync_to_async(begins)()
             result = self.function(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result

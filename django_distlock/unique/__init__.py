@@ -1,1 +1,2 @@
-"""Tasks that are in the queue once, whatever queue that is. ``celery`` has what its messages add."""
+"""Tasks that are in the queue once, whatever queue that is. ``celery`` and ``django_tasks`` have
+what their messages need."""

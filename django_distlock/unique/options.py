@@ -12,6 +12,8 @@ from ..options import Seconds
 
 unique_aliases: set[str] = set()  # in which the unique tasks that this process knows have their names
 
+task_backends: set[str] = set()  # aliases of django.tasks by which unique tasks are queued
+
 PREFIX = "unique:"  # of the locks of names, so that none of them is a lock that a task holds while it runs
 
 DEFAULT_TTL = 3600.0

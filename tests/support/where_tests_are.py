@@ -49,6 +49,7 @@ THROUGH_OTHERS = [
         "celery/test_unique_tasks",
         "a lease of a message becomes that of a run",
     ),
+    ("django_tasks.queues", "django_tasks/test_unique_tasks", "what unique tasks need of a backend"),
     ("core.cleaning", "core/test_renewal", "its thread is beside that of the renewer"),
     ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
     ("core.dropped", "core/test_lock", "handles go away"),

@@ -101,6 +101,7 @@ class TestWithoutTheSetting:
         assert run_checks(tags=[TAG]) == []
         assert not caplog.records
 
+    @pytest.mark.django_db(databases="__all__")  # checks of other apps ask the database for what it can do
     def test_who_deploys_is_stopped(self, deployed):
         [message] = run_checks(tags=[TAG])
         assert message.id == "distlock.E005"
@@ -367,6 +368,7 @@ def test_uwsgi_without_threads(found, monkeypatch, caplog, options, ids):
     assert ("--enable-threads" in caplog.text) == bool(ids)
 
 
+@pytest.mark.django_db(databases="__all__")
 def test_they_run_with_all_others(settings, capsys):
     settings.DISTRIBUTED_LOCKS = {"default": LOCMEM}
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E403", "admin.E408", "admin.E409", "admin.E410", "admin.E404"]

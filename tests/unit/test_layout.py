@@ -78,6 +78,7 @@ DRIVERS = {
     "redis": ("backends.redis", "backends.redlock"), "django_redis": "backends.redis", "psycopg": "backends.database",
     "opentelemetry": "contrib.opentelemetry", "health_check": "contrib.health",
     "kazoo": "backends.zookeeper",
+    "django_tasks_db": "django_tasks",
     "celery": "celery", "kombu": "celery", "django_celery_beat": "celery", "pytest": "testing",
 }  # fmt: skip
 

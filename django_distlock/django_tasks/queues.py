@@ -1,0 +1,117 @@
+"""What unique tasks need of a backend of ``django.tasks``, for the backends that can give it."""
+
+from __future__ import annotations
+
+import sys
+from copy import copy
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from django.db import connections, router
+from django.tasks import Task, TaskResult, TaskResultStatus, task_backends
+from django.tasks.backends.base import BaseTaskBackend
+from django.tasks.backends.immediate import ImmediateBackend
+from django.tasks.exceptions import InvalidTaskBackend, TaskResultDoesNotExist
+from django.utils import timezone
+
+from ..core import transactions
+
+if TYPE_CHECKING:
+    AnyTask = Task[..., Any]
+    AnyResult = TaskResult[..., Any]
+else:
+    AnyTask, AnyResult = Task, TaskResult
+
+REMEDY = "Use django.tasks' ImmediateBackend, or the DatabaseBackend of django-tasks-db."
+
+
+class Queue:
+    """A backend that runs each task within ``enqueue()``, and thinks of its id there."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def new_id(self) -> str:
+        """Of the next message; "" if only the backend can tell, later."""
+        return ""
+
+    def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
+        result: AnyResult = self._backend.enqueue(task, args, kwargs)
+        return result
+
+    def find(self, result_id: str) -> AnyResult | None:
+        return None
+
+    def open_transaction(self) -> str | None:
+        """The database in which a message would be written now, if that is to be committed by a transaction."""
+        return None
+
+
+class DatabaseQueue(Queue):
+    """A table, to which messages are added, maybe in a transaction of the caller."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        from django_tasks_db.models import DBTaskResult
+
+        self._model: Any = DBTaskResult
+
+    def new_id(self) -> str:
+        made = (self._backend.id_function or uuid4)()
+        return str(made if isinstance(made, UUID) else uuid4())  # an expression is known when the row is written
+
+    def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
+        backend = copy(self._backend)  # other threads and tasks may use that one
+        backend.id_function = lambda: UUID(result_id)
+        result: AnyResult = backend.enqueue(task, args, kwargs)
+        return result
+
+    def find(self, result_id: str) -> AnyResult | None:
+        try:
+            result: AnyResult = self._backend.get_result(result_id)
+        except TaskResultDoesNotExist:
+            return None
+        return result
+
+    def open_transaction(self) -> str | None:
+        alias = router.db_for_write(self._model)
+        connection = connections[alias]
+        return alias if any(opened() is connection for opened in transactions.open_here()) else None
+
+    def is_waiting(self, result_id: str) -> bool:
+        return bool(self._waiting(result_id).exists())
+
+    def conclude(self, result_id: str) -> None:
+        """Let the message count as one that succeeded with None, unless a worker has it already."""
+        self._waiting(result_id).update(status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
+
+    def _waiting(self, result_id: str) -> Any:
+        written = self._model.objects.using(router.db_for_write(self._model))
+        return written.filter(pk=result_id, status=TaskResultStatus.READY)
+
+
+def queue_of(alias: str) -> Queue:
+    """Of the backend. Raises InvalidTaskBackend for one on which no task can be unique."""
+    backend = task_backends[alias]
+    if (kind := _kind_of(backend)) is None:
+        raise InvalidTaskBackend(f"{refusal_of(backend)} {REMEDY}")
+    return kind(backend)
+
+
+def refusal_of(backend: BaseTaskBackend) -> str:
+    """Why no task can be unique on it; "" if it can."""
+    if _kind_of(backend) is not None:
+        return ""
+    return (
+        f"Unique tasks are queued by {backend.alias!r}, a {type(backend).__name__}, of which it is not known how its"
+        " messages are run."
+    )
+
+
+def _kind_of(backend: Any) -> type[Queue] | None:
+    if isinstance(backend, ImmediateBackend):
+        return Queue
+    database = sys.modules.get("django_tasks_db.backend")
+    if database and isinstance(backend, database.DatabaseBackend) and hasattr(backend, "id_function"):
+        return DatabaseQueue
+    return None

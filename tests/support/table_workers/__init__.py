@@ -1,0 +1,1 @@
+"""Workers of django-tasks-db, and programs that queue tasks for them."""
