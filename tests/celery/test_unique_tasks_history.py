@@ -11,18 +11,17 @@ import re
 import signal
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 
 from django_distlock import locks
 from django_distlock.celery import UniqueTask, unique
 from example_project.valkey import Valkey
+from tests.support.programs import processes_of
 from tests.support.tools import eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import SOAK
@@ -131,12 +130,3 @@ def test_one_body_at_a_time_and_nothing_is_left(server, rabbitmq, tmp_path_facto
 
 def body(name, seconds, retries=False):
     raise AssertionError("workers run it")
-
-
-def processes_of(session):
-    found = []
-    for folder in Path("/proc").iterdir():
-        with suppress(ProcessLookupError):
-            if folder.name.isdecimal() and os.getsid(int(folder.name)) == session:
-                found.append(int(folder.name))
-    return found

@@ -15,6 +15,7 @@ import celery
 import pytest
 
 from example_project.valkey import Valkey
+from tests.support.brokers import rabbitmq_broker, redis_broker
 from tests.support.fleet.harness import Fleet
 from tests.support.proxy import Proxy
 from tests.support.tools import eventually
@@ -178,3 +179,39 @@ def test_a_broker_that_is_down_for_all_beats(fleets, server_that_stops):
     assert all(fleet.is_alive(name) for name in BEATS)
     # Runs that nobody could claim are merged into one, as ever.
     eventually(lambda: is_sent_what_was_claimed(fleet), 60)
+
+
+@pytest.fixture
+def broker_that_restarts(request, tmp_path_factory):
+    if request.param == "redis":
+        started = redis_broker(tmp_path_factory.mktemp("b"))
+    else:
+        started = rabbitmq_broker(request.param)
+    with started as broker:
+        yield broker
+
+
+@pytest.mark.parametrize(
+    "broker_that_restarts",
+    ["redis", pytest.param("classic", marks=slow), pytest.param("quorum", marks=slow)],
+    indirect=True,
+)
+def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, broker_that_restarts):
+    """Those are done once, and so is what is sent later."""
+    broker, kind = broker_that_restarts, broker_that_restarts.queue_type
+    conf = {"task_default_queue_type": kind} if kind else {}
+    fleet = fleets({"wall": ("wall", PERIOD)}, broker=broker.url, conf=conf)
+    fleet.start(beats=2)
+    wait_for_a_send(fleet, more=2)
+    broker.stop()
+    broker.start()
+    wait_for_a_send(fleet, more=2)
+    assert all(fleet.is_alive(name) for name in ("b1", "b2"))
+    fleet.worker("w1")
+    wait_for_a_send(fleet)
+    eventually(lambda: is_sent_what_was_claimed(fleet), 60)
+    for name in ("b1", "b2"):
+        fleet.end(name, signal.SIGTERM)
+    sent = len(set(fleet.scheduled("wall")))
+    eventually(lambda: worked(fleet) >= sent, 60)
+    assert worked(fleet) == sent == len(set(fleet.scheduled("wall")))

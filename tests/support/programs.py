@@ -52,6 +52,16 @@ def _others_sleep() -> bool:
     return True
 
 
+def processes_of(session: int) -> list[int]:
+    """The pids of a session, which is named by that of the process that it was made for."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(ProcessLookupError):
+            if folder.name.isdecimal() and os.getsid(int(folder.name)) == session:
+                found.append(int(folder.name))
+    return found
+
+
 FORKS: dict[str, Callable[[], int]] = {"python": os.fork, "c": fork_in_c}
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.programs import processes_of
 from tests.support.tools import eventually
 
 PLACES = "/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/sbin"
@@ -28,7 +29,10 @@ def programs() -> tuple[Path, Path] | None:
 
 
 class RabbitMQ:
-    """``with RabbitMQ(*programs()) as server: server.url``. Its node has a name and an epmd of its own."""
+    """``with RabbitMQ(*programs()) as server: server.url``. Its node has a name and an epmd of its own.
+
+    ``stop()`` and ``start()`` restart the node, with what it has written.
+    """
 
     def __init__(self, server: Path, epmd: Path) -> None:
         self._server, self._epmd = server, epmd
@@ -42,7 +46,8 @@ class RabbitMQ:
             [self._epmd, "-port", str(epmd_port), "-address", "127.0.0.1"], stdout=self._log, stderr=self._log
         )
         (self.folder / "plugins").write_text("[].")
-        environment = {
+        self._environment = {
+            **os.environ,
             "HOME": str(self.folder),  # of the cookie
             "ERL_EPMD_PORT": str(epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -60,16 +65,25 @@ class RabbitMQ:
             "RABBITMQ_PID_FILE": str(self.folder / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": NEVER_SPIN,
         }
-        self.process = subprocess.Popen(
-            [self._server], env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=self._log,
-            stderr=self._log, start_new_session=True,
-        )  # fmt: skip
         try:
-            eventually(self._answers, STARTS_WITHIN)
+            self.start()
         except BaseException:
             self._end()
             raise
         return self
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [self._server], env=self._environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            start_new_session=True,
+        )  # fmt: skip
+        eventually(self._answers, STARTS_WITHIN)
+
+    def stop(self) -> None:
+        """In order, as for an update: clients lose their connections, and what is durable stays."""
+        [node] = (pid for pid in processes_of(self.process.pid) if _name_of(pid) == "beam.smp")
+        os.kill(node, signal.SIGTERM)
+        self.process.wait(STARTS_WITHIN)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -91,6 +105,13 @@ class RabbitMQ:
         self._daemon.wait(30)
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _free_ports(count: int) -> list[int]:

@@ -21,6 +21,7 @@ from django_distlock.signals import lock_busy, lock_lost, lock_unavailable
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.workers.settings")
 app = Celery("workers")
 app.config_from_object("django.conf:settings", namespace="CELERY")
+app.conf.update(settings.PLAN["conf"])
 LONG = 30  # seconds of TTL, far longer than any test waits for a lock that is freed at once
 
 

@@ -34,6 +34,7 @@ class Worker:
         visibility_timeout=3600,
         queue=None,
         broker=None,
+        queue_type=None,
     ) -> None:
         self.server, self.pool = server, pool
         self.name = f"{pool}@{uuid.uuid4().hex[:8]}"
@@ -47,6 +48,7 @@ class Worker:
             "results": f"redis+socket://{server.socket}?virtual_host=2",
             "visibility_timeout": visibility_timeout,
             "queue": self.queue,
+            "conf": {"task_default_queue_type": queue_type} if queue_type else {},
             "start_method": "spawn" if pool == "spawn" else "",
         }
         self._log = folder / f"{self.name}.log"
@@ -59,7 +61,7 @@ class Worker:
         self._results = redis.Redis.from_url(f"unix://{server.socket}?db=2", socket_timeout=5, decode_responses=True)
         # Results are read from the store: to wait for them as Celery does leaves connections open.
         self.app = Celery("tests", broker=self.plan["broker"], backend="disabled://", set_as_current=False)
-        self.app.conf.task_default_queue = self.queue
+        self.app.conf.update(self.plan["conf"], task_default_queue=self.queue)
 
     def start(self) -> Worker:
         environment = {
