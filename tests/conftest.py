@@ -314,7 +314,7 @@ def locmem_locks(settings: Any) -> Iterator[BaseLockBackend]:
     locks.close()
 
 
-backend = backend_on("redis", "locmem")
+backend = backend_on("locmem")  # what is above the stores is tested there, and on each by a few: on_stores()
 
 
 @pytest.fixture

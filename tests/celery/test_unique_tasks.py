@@ -26,12 +26,14 @@ from django_distlock.utils.clock import clock
 from tests.support.deliveries import UniqueShop
 from tests.support.stores import LOCMEM
 from tests.support.tenants import of_tenants, tenant
-from tests.support.tools import eventually
+from tests.support.tools import eventually, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 
-@pytest.fixture(autouse=True, params=["locmem_locks", "valkey_locks"])
-def store(request):
-    return request.getfixturevalue(request.param)
+@pytest.fixture(autouse=True)
+def store(backend):
+    return backend
 
 
 @pytest.fixture
@@ -50,6 +52,7 @@ def remaining(name="unique:work:7"):
 
 
 class TestPublishing:
+    @on_each_store
     def test_the_second_one_is_the_first(self, shop):
         task = shop.unique()
         first, second, other = task.delay(7), task.delay(7), task.delay(8)
@@ -113,6 +116,7 @@ class TestPublishing:
         with lock("work:7", wait=0):
             assert names() == ["unique:work:7", "work:7"]
 
+    @on_each_store
     def test_the_name_lasts_for_its_ttl_once_it_is_published(self, shop):
         """Before, for the TTL of the alias alone."""
         task, seen = shop.unique(ttl=1000), []
@@ -196,6 +200,7 @@ class TestPublishing:
 
 
 class TestEnds:
+    @on_each_store
     def test_a_run_has_a_lease_that_ends_soon(self, shop, beside):
         task = shop.unique(ttl=1000)
         sent = task.delay(7, "wait")
@@ -217,6 +222,7 @@ class TestEnds:
         assert shop.runs == [(7, 0)]
         assert names() == []
 
+    @on_each_store
     def test_until_success(self, shop):
         task = shop.unique(until="success", ttl=1000)
         sent = task.delay(7)
@@ -294,6 +300,7 @@ class TestEnds:
 
 class TestRetries:
     @pytest.mark.parametrize("until", ["end", "success"])
+    @on_each_store
     def test_a_retry_keeps_the_name(self, shop, until):
         task = shop.unique(until=until, ttl=1000)
         sent = task.delay(7, "retry")
@@ -398,6 +405,7 @@ class TestCopies:
         assert shop.result(sent.id) == ("SUCCESS", "return")
         assert shop.next() is None
 
+    @on_each_store
     def test_a_copy_of_what_is_at_work_is_sent_again(self, shop, beside):
         task = shop.unique()
         sent = task.delay(7, "wait")
@@ -432,6 +440,7 @@ class TestCopies:
         assert shop.runs == [(7, 0), (7, 1)]
         assert shop.next() is None
 
+    @on_each_store
     def test_a_copy_of_one_that_was_killed_runs(self, shop):
         """Its lease has ended by its TTL."""
         task = shop.unique()
@@ -501,6 +510,7 @@ class TestCanvas:
 
 
 class TestStores:
+    @on_each_store
     def test_tenants(self, shop, settings, store):
         of_tenants(settings)
         task = shop.unique()
@@ -518,6 +528,7 @@ class TestStores:
             with tenant(each):
                 assert task.unique_find(7) is None
 
+    @on_each_store
     def test_the_lease_of_a_run_is_lost(self, shop, beside, caplog):
         task = shop.unique()
         sent = task.delay(7, "wait")

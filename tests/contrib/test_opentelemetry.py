@@ -19,9 +19,10 @@ from django_distlock.monitoring import series
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere
 from tests.support.programs import in_a_fork
-from tests.support.tools import backend_on, eventually, renewer_of
+from tests.support.tools import backend_on, eventually, on_stores, renewer_of
 
-backend = backend_on("redis", "locmem", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "sqlite")
 
 SKEW = 50_000_000  # nanoseconds that may pass between the readings of two clocks, on a busy machine
 ORDER = {"template": "order:{}", "alias": "default"}
@@ -79,6 +80,7 @@ def seconds(span):
 
 
 class TestSpans:
+    @on_each_store
     def test_of_a_wait_and_of_a_hold(self, exported, calls):
         handle = lock("order:{}", 42)
         calls(handle).acquire()
@@ -177,6 +179,7 @@ class TestSpans:
 
 
 class TestMetrics:
+    @on_each_store
     def test_what_is_acquired_and_held(self, exported, calls):
         handle, other = lock("order:{}", 42), lock("order:{}", 7)
         for one in (handle, other):

@@ -21,7 +21,7 @@ from django_distlock.types import Grant, Holder, new_token
 from django_distlock.utils.clock import clock
 from tests.support.leases import deadline_of
 from tests.support.stores import LOCMEM, REDIS
-from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
+from tests.support.tools import PATIENCE, eventually, lock_request, on_stores, queue_of, renewer_of
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +78,7 @@ class TestTimeLimits:
 class TestInterrupts:
     """Wherever an interrupt strikes, the lock is free in the end, and nothing renews it for ever."""
 
+    @on_stores("redis", "locmem")
     def test_between_the_grant_and_the_lease(self, backend, monkeypatch):
         strike(monkeypatch, Acquisition, "conclude")
         with pytest.raises(KeyboardInterrupt):

@@ -42,7 +42,9 @@ from django_distlock.utils.clock import clock
 from tests.support.forkserver import Program, run
 from tests.support.leases import lease_of, request_of, terms_of_detached
 from tests.support.programs import ROOT
-from tests.support.tools import PATIENCE, eventually, renewer_of
+from tests.support.tools import PATIENCE, eventually, on_stores, renewer_of
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.slow
 
@@ -105,11 +107,13 @@ def names(backend, prefix="n"):
 
 
 class TestDetaching:
+    @on_each_store
     def test_the_lock_stays_taken_when_its_with_ends(self, backend):
         detached()
         assert names(backend) == ["name"]
         assert not lock("name", wait=0).acquire()
 
+    @on_each_store
     def test_it_is_renewed_no_more_and_free_after_its_ttl(self, backend):
         detached(ttl=0.6)
         with lock("name", wait=PATIENCE):
@@ -170,6 +174,7 @@ def lose_all(backend):
 
 
 class TestAdopting:
+    @on_each_store
     def test_the_lease_goes_on_with_its_number_and_its_terms(self, backend, worker):
         with lock("name", ttl=20, max_hold=100, label="POST /export") as first:
             text = first.detach()
@@ -184,12 +189,14 @@ class TestAdopting:
         worker.release(worker.adopt(again))
         assert names(backend) == []
 
+    @on_each_store
     def test_with_releases_it_at_its_end(self, backend, worker):
         lease = worker.adopt(detached())
         assert worker.inside(lease, lambda: names(backend)) == ["name"]
         assert names(backend) == []
         assert lease.state is State.RELEASED
 
+    @on_each_store
     def test_the_body_does_not_run_once_the_lease_is_over(self, backend, worker):
         lease = worker.adopt(detached())
         worker.release(lease)
@@ -214,6 +221,7 @@ class TestAdopting:
         lease = worker.adopt(detached(on_lost="log"))
         worker.inside(lease, lambda: lose(lease))
 
+    @on_each_store
     def test_the_store_shows_the_new_holder_and_what_for(self, backend, worker):
         with lock("name", label="POST /export") as first:
             text = first.detach()
@@ -267,6 +275,7 @@ class TestAdopting:
         assert 0 < lease.remaining <= info.remaining <= 5
         worker.release(lease)
 
+    @on_each_store
     def test_of_what_the_text_and_the_store_say_the_store_is_right(self, backend, worker):
         passed = Detached.from_text(detached(ttl=5))
         lease = worker.adopt(replace(passed, remaining=60, until=passed.until - 60).to_text())
@@ -306,6 +315,7 @@ class TestAdopting:
         [[info]] = backend.look(["name"])
         assert clock() + info.remaining > granted_at[0] + 30 - 0.01
 
+    @on_each_store
     def test_min_hold_counts_from_the_grant(self, backend, worker):
         with lock("name", min_hold=30) as first:
             time.sleep(0.3)
@@ -334,6 +344,7 @@ class TestAdopting:
             lease.ensure_held()
         assert names(backend) == []
 
+    @on_each_store
     def test_nothing_is_left_behind(self, backend, worker):
         worker.release(worker.adopt(detached()))
         eventually(lambda: locked_names(backend) == [])
@@ -362,6 +373,7 @@ class TestAdopting:
             backend.acquire(late[0], queue=False)
         assert names(backend) == []
 
+    @on_each_store
     def test_waiters_are_granted_it_after_its_release(self, backend, worker):
         text = detached()
         mutex = lock("name")
@@ -466,6 +478,7 @@ class TestRenewalOnItsWay:
 
 
 class TestRefusing:
+    @on_each_store
     def test_a_text_is_adopted_once(self, backend, worker):
         text = detached()
         lease = worker.adopt(text)
@@ -497,6 +510,7 @@ class TestRefusing:
                 worker.adopt(text)
         eventually(lambda: backend.look(["name"]) == [[]])
 
+    @on_each_store
     def test_of_many_that_adopt_at_once_one_does(self, backend):
         text = detached()
 
@@ -528,6 +542,7 @@ class TestRefusing:
             worker.adopt(text)
         assert names(backend) == []
 
+    @on_each_store
     def test_one_that_somebody_freed_is_lost_also_while_another_holds_the_lock(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
@@ -555,12 +570,14 @@ class TestRefusing:
             lock_lost.disconnect(hear)
         assert news["name"] == "name"
 
+    @on_each_store
     def test_one_that_ran_out_on_its_way_is_lost_and_the_message_says_what_to_do(self, backend, worker):
         text = detached(ttl=0.5)
         time.sleep(0.6)
         with pytest.raises(LockLost, match=r"ran out \d+\.\d s ago, before it was adopted.*renew\(ttl="):
             worker.adopt(text)
 
+    @on_each_store
     def test_a_resting_one_is_lost(self, backend, worker):
         with lock("name") as first:
             text = first.detach()
@@ -597,6 +614,7 @@ class TestRefusing:
         settings.SECRET_KEY_FALLBACKS = [old]
         worker.release(worker.adopt(text))
 
+    @on_each_store
     def test_a_task_that_is_cancelled_while_it_adopts_leaves_it_for_another(self, backend, monkeypatch):
         text = detached()
 

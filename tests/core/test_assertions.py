@@ -25,6 +25,9 @@ from django_distlock import (
 )
 from django_distlock.core.holds import remember, remembers
 from django_distlock.testing import assume_locked, held_elsewhere, lose
+from tests.support.tools import on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -40,6 +43,7 @@ def refused(call=guarded):
     return True
 
 
+@on_each_store
 def test_under_the_lock_it_passes_and_before_and_after_it_does_not():
     refused()
     with lock("order:{}", 42):
@@ -86,6 +90,7 @@ def test_somebody_elses_lock_does_not_count():
         assert pool.submit(refused).result()
 
 
+@on_each_store
 def test_a_lost_lock_is_lost():
     with lock("order:42", on_lost="log") as lease:
         lose(lease)

@@ -12,9 +12,10 @@ from django_distlock import LockLost, lock
 from django_distlock.testing import lose, store_down
 from tests.support.inside import waiters_for_the_end_of
 from tests.support.leases import wait_for_renewal
-from tests.support.tools import PATIENCE, backend_on, eventually
+from tests.support.tools import PATIENCE, backend_on, eventually, on_stores
 
-backend = backend_on("redis", "locmem")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -33,6 +34,7 @@ class Waiter(threading.Thread):
         self.answer = self.lease.wait_lost()
 
 
+@on_each_store
 def test_while_it_is_held_it_is_waited_for_until_the_timeout(calls):
     with lock("name", ttl=2) as lease:
         began = time.monotonic()
@@ -68,6 +70,7 @@ def test_after_its_end_nobody_waits(calls):
     assert calls(lease).wait_lost() is True
 
 
+@on_each_store
 def test_a_lease_that_is_not_renewed_ends_by_the_local_clock(calls):
     with pytest.raises(LockLost), lock("name", ttl=0.3, renew=False) as lease:
         assert calls(lease).wait_lost(PATIENCE) is True

@@ -11,9 +11,10 @@ import pytest
 from django_distlock import distributed_lock, lock, locks
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere
-from tests.support.tools import backend_on, eventually
+from tests.support.tools import backend_on, eventually, on_stores
 
-backend = backend_on("redis", "locmem", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "sqlite")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -45,6 +46,7 @@ def test_a_lease(told):
     }  # fmt: skip
 
 
+@on_each_store
 def test_a_request(told):
     with store_down(), lock("order:{}", 42, on_unavailable="run"):
         about = told("runs-without-lock")
@@ -60,6 +62,7 @@ def test_the_end_of_with(told):
     assert about == {"event": "end-failed", "alias": "default", "name": "order:42", "template": "order:{}"}
 
 
+@on_each_store
 def test_what_is_freed_by_force(told):
     with lock("order:{}", 42, on_lost="log") as lease:
         assert lock("order:42").force_release(by="us")

@@ -7,11 +7,15 @@ import pytest
 from django_distlock import lock
 from django_distlock.signals import lock_forced
 from django_distlock.testing import held_elsewhere
+from tests.support.tools import on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
 class TestForce:
+    @on_each_store
     def test_frees_it_whoever_holds_it(self, calls, caplog):
         told = []
         receiver = lambda **about: told.append((about["name"], about["by"]))  # noqa: E731 - kept by this name

@@ -27,9 +27,10 @@ from django_distlock import (
 from django_distlock.testing import lose, store_down
 from django_distlock.types import Grant
 from tests.support.leases import hold_elsewhere, wait_for_renewal
-from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores
 
-backend = backend_on("redis", "locmem", "postgres", "redlock")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "postgres", "redlock")
 
 LONG = 60  # seconds that no sound test waits
 
@@ -85,6 +86,7 @@ class Elsewhere(threading.Thread):
 
 @pytest.mark.usefixtures("backend")
 class TestAllOrNone:
+    @on_each_store
     def test_all_are_held_in_the_callers_order_and_released_together(self, entering):
         with entering(lock_all(lock("b"), lock("a"), lock("c"))) as leases:
             assert [lease.name for lease in leases] == ["b", "a", "c"]
@@ -98,6 +100,7 @@ class TestAllOrNone:
         with pytest.raises(LockNotHeld):
             leases.ensure_held()
 
+    @on_each_store
     def test_where_one_is_busy_nothing_is_held(self, entering):
         other = hold_elsewhere("b")
         with pytest.raises(LockNotAcquired) as caught, entering(lock_all(lock("c"), lock("b"), lock("a"), wait=0)):
@@ -178,6 +181,7 @@ class TestAllOrNone:
         monkeypatch.undo()
         eventually(lambda: held() == ["c"])
 
+    @on_each_store
     def test_an_answer_that_is_lost_leaves_nothing_behind(self, entering, monkeypatch, backend):
         hold_elsewhere("c")
         kind = type(backend)
@@ -241,6 +245,7 @@ class TestAllOrNone:
             raise ValueError("of the body")
         eventually(lambda: held() == [])
 
+    @on_each_store
     def test_a_cancelled_task_leaves_nothing_behind(self):
         hold_elsewhere("b")
 
@@ -463,6 +468,7 @@ class TestOneStep:
 
 @pytest.mark.usefixtures("backend")
 class TestOneOrder:
+    @on_each_store
     def test_what_comes_later_is_not_held_while_the_first_is_waited_for(self, backend):
         """By name, whatever the order of the handles."""
         other = hold_elsewhere("a")
@@ -487,6 +493,7 @@ class TestOneOrder:
         eventually(lambda: elsewhere.leases)
         assert elsewhere.ends() is None
 
+    @on_each_store
     def test_opposite_orders_do_not_deadlock(self):
         done = []
 
@@ -561,6 +568,7 @@ class TestLosses:
         eventually(lambda: elsewhere.leases)
         assert elsewhere.ends() is None
 
+    @on_each_store
     def test_one_that_ran_out_meanwhile_fails_all(self, backend):
         other = hold_elsewhere("b")
         elsewhere = Elsewhere(lock_all(lock("a", ttl=0.5, renew=False), lock("b"), lock("c"), wait=LONG))
@@ -624,6 +632,7 @@ class TestOneNameTwice:
             entering(lock_all(lock("a", ttl=5), lock("a"))).__enter__()
         assert held() == []
 
+    @on_each_store
     def test_two_aliases_of_one_store_are_one(self, entering, settings, backend):
         if backend.keyspace is None:
             pytest.skip("each alias of this backend is a store of its own, so two aliases never share one")

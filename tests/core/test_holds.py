@@ -14,7 +14,9 @@ from django_distlock import LockNotHeld, distributed_lock, lock
 from django_distlock.signals import lock_lost
 from django_distlock.testing import lose
 from tests.support.leases import lease_of
-from tests.support.tools import eventually
+from tests.support.tools import eventually, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "reentrant"])
@@ -33,6 +35,7 @@ def in_another_thread(call):
 
 
 class TestEndsElsewhere:
+    @on_each_store
     def test_an_iterator_that_another_thread_closes(self, reentrant):
         @distributed_lock("rows", reentrant=reentrant)
         def rows():
@@ -43,6 +46,7 @@ class TestEndsElsewhere:
         in_another_thread(iterator.close)
         assert not lock("rows").locked()
 
+    @on_each_store
     def test_an_iterator_that_another_task_closes(self, reentrant):
         @distributed_lock("rows", reentrant=reentrant)
         async def rows():
@@ -56,6 +60,7 @@ class TestEndsElsewhere:
 
         asyncio.run(main())
 
+    @on_each_store
     def test_a_with_over_two_tasks(self, reentrant):
         handle = lock("name", reentrant=reentrant)
 
@@ -118,6 +123,7 @@ class TestNothingGrows:
             lose(lease_of(handle))
         eventually(lambda: len(leases) == 1)
 
+    @on_each_store
     def test_by_threads_that_have_ended(self):
         handle, leases = lock("name", ttl=60, renew=False), WeakSet()
         for _ in range(10):

@@ -35,9 +35,10 @@ from django_distlock.types import Holder, LockRequest, digest
 from tests.support.leases import hold_elsewhere
 from tests.support.programs import heard, in_a_fork
 from tests.support.stores import LOCMEM
-from tests.support.tools import backend_on, eventually, keeping_a_journal
+from tests.support.tools import backend_on, eventually, keeping_a_journal, on_stores
 
-backend_without = backend_on("redis", "locmem", "sqlite")
+backend_without = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "sqlite", fixture="backend_without")
 
 
 @pytest.fixture
@@ -66,6 +67,7 @@ def events(backend, count):
 
 
 class TestEvents:
+    @on_each_store
     def test_a_grant_and_a_release(self, backend, calls):
         handle = lock("order:{}", 42, ttl=20)
         calls(handle).acquire()
@@ -99,6 +101,7 @@ class TestEvents:
         with lock("order:42", wait=None):
             pass
 
+    @on_each_store
     def test_a_wait_that_ends_with_the_lock(self, backend):
         with lock("order:42"):
             thread = threading.Thread(target=self.acquire_and_release)
@@ -108,6 +111,7 @@ class TestEvents:
         thread.join()
         assert events(backend, 5)[2:] == [Event.RELEASED, Event.GRANTED, Event.RELEASED]
 
+    @on_each_store
     def test_a_wait_that_is_cancelled(self, backend):
         async def main(acquire):
             with pytest.raises(TimeoutError):
@@ -244,6 +248,7 @@ class TestEvents:
             pass
         assert events(backend, 4).count(Event.RELEASED) == 2  # of two leases
 
+    @on_each_store
     def test_a_lease_whose_handle_is_dropped(self, backend):
         with pytest.warns(ResourceWarning, match="was dropped"):
             lock("order:42", ttl=1).acquire()
@@ -338,6 +343,7 @@ class TestWriting:
         locks.service("default").journal.write_last()
         assert len(batches[-1]) == 100
 
+    @on_each_store
     def test_a_store_that_fails_is_told_once(self, backend, caplog, monkeypatch):
         def fail(entries):
             raise LockBackendError("It is away.")
@@ -376,6 +382,7 @@ class TestWriting:
             pass
         assert len(events(backend, 6)) == 6
 
+    @on_each_store
     def test_a_child_writes_its_own(self, backend, monkeypatch):
         if not backend.supports_processes:
             pytest.skip("this backend keeps the journal in its process, which cannot see that of a child")

@@ -12,9 +12,10 @@ from django_distlock import LockBackendError, LockLost, LockReentry, leader, loc
 from django_distlock.backends.common.timing import Timing
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere, wait_for_renewal
-from tests.support.tools import PATIENCE, aeventually, backend_on, eventually
+from tests.support.tools import PATIENCE, aeventually, backend_on, eventually, on_stores
 
-backend = backend_on("redis", "locmem", "postgres")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "postgres")
 
 
 class Candidate:
@@ -53,6 +54,7 @@ class Candidate:
 
 @pytest.mark.usefixtures("backend")
 class TestTerms:
+    @on_each_store
     @pytest.mark.parametrize("as_task", [False, True], ids=["thread", "task"])
     def test_who_steps_down_is_followed_by_the_next_and_its_block_ends_without_an_error(self, as_task):
         first = Candidate(as_task=as_task)
@@ -76,6 +78,7 @@ class TestTerms:
             assert two.is_held
         assert two.fence > one.fence
 
+    @on_each_store
     def test_a_task_steps_down(self):
         async def main():
             term = leader("name")

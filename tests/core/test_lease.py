@@ -22,14 +22,16 @@ from django_distlock import (
 )
 from django_distlock.testing import alose, lose
 from tests.support.leases import hold_elsewhere, request_of, wait_for_renewal
-from tests.support.tools import backend_on, eventually, lock_request, renewer_of
+from tests.support.tools import backend_on, eventually, lock_request, on_stores, renewer_of
 
-backend = backend_on("redis", "locmem", "postgres", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "postgres", "sqlite")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
 class TestTimes:
+    @on_each_store
     def test_a_lease_is_renewed_while_it_is_held(self):
         with lock("name", ttl=2) as lease:
             wait_for_renewal(lease)
@@ -45,6 +47,7 @@ class TestTimes:
 
         asyncio.run(main())
 
+    @on_each_store
     def test_without_renewal_the_ttl_is_all_there_is(self, heard, caplog):
         with pytest.raises(LockLost), lock("heard", ttl=0.5, renew=False) as lease:
             eventually(lambda: lease.state is State.LOST)
@@ -64,6 +67,7 @@ class TestTimes:
         )
         eventually(lambda: "was lost: its TTL ran out" in caplog.text)
 
+    @on_each_store
     def test_the_local_deadline_comes_before_the_stores(self):
         """S1: the holder stops believing before anybody else can be granted the lock."""
         with lock("name", ttl=10) as lease:
@@ -84,6 +88,7 @@ class TestTimes:
         assert "reaches its max_hold of 1.5 s" in caplog.text
         eventually(lambda: not lock("name").locked())
 
+    @on_each_store
     def test_min_hold_keeps_the_lock_taken_after_its_release(self):
         with lock("name", min_hold=1.5):
             pass
@@ -98,6 +103,7 @@ class TestTimes:
             time.sleep(0.06)
         assert not lock("name").locked()
 
+    @on_each_store
     def test_a_lease_is_renewed_by_hand(self, calls):
         with lock("name", ttl=5, renew=False) as lease:
             calls(lease).renew(60)
@@ -107,6 +113,7 @@ class TestTimes:
             with pytest.raises(ValueError, match="ttl is 0"):
                 calls(lease).renew(0)
 
+    @on_each_store
     def test_renewing_a_lost_lease_by_hand_says_so(self, calls):
         with pytest.raises(LockLost), lock("name") as lease:
             locks["default"].release(request_of(lease))
@@ -114,6 +121,7 @@ class TestTimes:
                 calls(lease).renew()
             assert lease.state is State.LOST
 
+    @on_each_store
     def test_a_lease_that_another_freed_is_told_lost_by_its_renewal(self, caplog):
         with pytest.raises(LockLost), lock("name", ttl=2) as lease:
             locks["default"].release(request_of(lease))

@@ -9,9 +9,10 @@ import pytest
 from django_distlock import adopt, current_lease, distributed_lock, lock
 from django_distlock.names import parse
 from django_distlock.testing import store_down
-from tests.support.tools import backend_on
+from tests.support.tools import backend_on, on_stores
 
-backend = backend_on("redis", "locmem", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "sqlite")
 
 
 @distributed_lock("order:{order_id}:{item.pk}")
@@ -38,6 +39,7 @@ class Item:
     pk = 5
 
 
+@on_each_store
 def test_fields_are_one_whatever_they_are_called(backend):
     with lock("order:{}", 1) as first, lock("order:{0}", 2) as second:
         assert (first.template, second.template) == ("order:{}", "order:{}")

@@ -34,9 +34,10 @@ from django_distlock.core.acquire import Acquisition
 from django_distlock.types import current_execution
 from django_distlock.utils.other_words import OF_LEASES
 from tests.support.leases import hold_elsewhere, lease_of, request_of
-from tests.support.tools import ALLOWANCE, backend_on, ending_within, eventually, lock_request, renewer_of
+from tests.support.tools import ALLOWANCE, backend_on, ending_within, eventually, lock_request, on_stores, renewer_of
 
-backend = backend_on("redis", "locmem", "postgres", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "postgres", "sqlite")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -58,6 +59,7 @@ def in_a_thread(work):
 
 
 class TestTheProtocolOfThreadingLock:
+    @on_each_store
     def test_acquire_and_release(self, calls):
         handle = lock("name")
         mutex = calls(handle)
@@ -84,6 +86,7 @@ class TestTheProtocolOfThreadingLock:
         assert 0.2 <= time.monotonic() - began < 0.2 + ALLOWANCE
         assert calls(lock("name", wait=60)).acquire(timeout=0.05) is False
 
+    @on_each_store
     def test_waits_until_the_holder_releases(self, calls):
         other = hold_elsewhere()
         timer = threading.Timer(0.15, locks["default"].release, [other])
@@ -93,6 +96,7 @@ class TestTheProtocolOfThreadingLock:
         timer.join()
         calls(handle).release()
 
+    @on_each_store
     def test_waits_until_the_holders_lease_runs_out(self, calls):
         hold_elsewhere(ttl=0.2)
         handle = lock("name", wait=10)
@@ -123,6 +127,7 @@ class TestTheProtocolOfThreadingLock:
         assert in_a_thread(handle.release) is None
         assert not handle.locked()
 
+    @on_each_store
     def test_one_handle_serves_many_threads(self):
         handle, inside, most = lock("name", wait=20), [], []
 
@@ -140,6 +145,7 @@ class TestTheProtocolOfThreadingLock:
             thread.join(30)
         assert (len(most), set(most)) == (30, {1})
 
+    @on_each_store
     def test_one_handle_serves_many_tasks(self):
         async def main():
             handle, inside, most = lock("name", wait=20), [], []
@@ -156,6 +162,7 @@ class TestTheProtocolOfThreadingLock:
 
         asyncio.run(main())
 
+    @on_each_store
     def test_a_handle_works_in_one_event_loop_after_another(self):
         handle = lock("name")
 
@@ -167,6 +174,7 @@ class TestTheProtocolOfThreadingLock:
 
 
 class TestWith:
+    @on_each_store
     def test_gives_a_lease_and_frees_the_lock(self):
         with lock("order:{}", 42, label="billing") as lease:
             assert (lease.name, lease.using, lease.ttl, lease.state) == ("order:42", "default", 30.0, State.HELD)
@@ -183,6 +191,7 @@ class TestWith:
         with pytest.raises(LockNotHeld):
             lease.ensure_held()
 
+    @on_each_store
     def test_async_with_gives_the_same(self):
         async def main():
             async with lock("order:{}", 42) as lease:
@@ -282,6 +291,7 @@ class TestWith:
         with pytest.raises(LockNotHeld, match="released already"):
             lease.release()
 
+    @on_each_store
     def test_a_lost_lease_never_frees_its_successor(self):
         with pytest.raises(LockLost), lock("name") as lease:
             locks["default"].release(request_of(lease))
@@ -481,6 +491,7 @@ class TestReentry:
             assert isinstance(in_a_thread(handle.release), LockNotHeld)
             assert handle.locked()
 
+    @on_each_store
     def test_a_lost_lease_is_not_entered_again(self):
         """The store decides, not what this process remembers."""
         with pytest.raises(LockLost), lock("name", reentrant=True) as lease:
@@ -616,6 +627,7 @@ class TestSignals:
 
 
 class TestNothingIsLeftBehind:
+    @on_each_store
     def test_by_a_task_cancelled_while_it_waits(self):
         other = hold_elsewhere()
 
@@ -633,6 +645,7 @@ class TestNothingIsLeftBehind:
         with lock("name", wait=0):
             pass
 
+    @on_each_store
     def test_by_a_task_cancelled_while_it_holds(self):
         async def main():
             async def work():
@@ -650,6 +663,7 @@ class TestNothingIsLeftBehind:
 
         asyncio.run(main())
 
+    @on_each_store
     def test_by_tasks_cancelled_at_any_moment(self):
         """A cancellation lands before, in, or after each step of acquire and release."""
 
@@ -670,6 +684,7 @@ class TestNothingIsLeftBehind:
 
         asyncio.run(main())
 
+    @on_each_store
     def test_by_a_cancelled_receiver_of_lock_acquired(self):
         async def main():
             async def slow(**_):
@@ -765,6 +780,7 @@ class TestNothingIsLeftBehind:
         assert (lambda: lock("name"))()
         assert "locks nothing" not in caplog.text
 
+    @on_each_store
     def test_handles_and_leases_are_garbage_when_they_are_done(self):
         handle = lock("name")
         with handle as lease:

@@ -11,7 +11,7 @@ import pytest
 
 from django_distlock import Lock, lock
 from tests.support.requirements import missing
-from tests.support.tools import renewer_of
+from tests.support.tools import on_stores, renewer_of
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +57,7 @@ class TestCPython:
             yield
         renewer_of(backend).release_all()
 
+    @on_stores("redis", "locmem")
     @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [None])
     def test_lock(self, backend, test):
         run(lock_tests.LockTests, test, new_lock)

@@ -12,9 +12,10 @@ from django_distlock import LockBackendError, LockLost, distributed_lock, lock, 
 from django_distlock.core.holds import Holds
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere
-from tests.support.tools import backend_on, eventually, locked_names
+from tests.support.tools import backend_on, eventually, locked_names, on_stores
 
-backend = backend_on("redis", "locmem", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "sqlite")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -64,6 +65,7 @@ def test_a_text_is_its_own_template(calls, heard):
     assert {about["template"] for about in heard.values()} == {"order:all"}
 
 
+@on_each_store
 def test_lists_tell_the_template_where_this_process_holds_the_lock(calls):
     hold_elsewhere("order:7")
     with lock("order:{}", 42), lock("nightly"):
@@ -133,6 +135,7 @@ def test_of_a_lease_that_nobody_learned_of_no_release_is_told(heard, monkeypatch
     assert heard["lock_acquired"]["name"] == "order:43"
 
 
+@on_each_store
 def test_renewed(calls, heard):
     with lock("order:{}", 42, ttl=0.6):
         assert eventually(lambda: heard.get("lock_renewed"))["template"] == "order:{}"

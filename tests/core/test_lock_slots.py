@@ -31,9 +31,10 @@ from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_lost
 from django_distlock.testing import held_elsewhere, override_locks, store_down
 from tests.support.leases import wait_for_renewal
-from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, queue_of, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores, queue_of, renewer_of
 
-backend = backend_on("redis", "locmem", "postgres", "mariadb", "sqlite")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem", "postgres", "mariadb", "sqlite")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -95,6 +96,7 @@ def holders():
 
 
 class TestHowMany:
+    @on_each_store
     def test_as_many_leases_at_once(self):
         with ExitStack() as stack:
             leases = [stack.enter_context(lock("name", slots=3, wait=0)) for _ in range(3)]
@@ -181,6 +183,7 @@ class TestHowMany:
         asyncio.run(main())
         assert taken() == []
 
+    @on_each_store
     def test_in_tasks(self):
         async def main():
             async with lock("name", slots=2) as first, lock("name", slots=2) as second:
@@ -191,6 +194,7 @@ class TestHowMany:
 
         asyncio.run(main())
 
+    @on_each_store
     def test_many_threads_and_tasks(self):
         """Never more at once than the smallest number of those that are inside, but for those that came before."""
         inside, seen, guard = Counter(), [], threading.Lock()
@@ -235,6 +239,7 @@ class TestDifferentNumbers:
             with lock("name", slots=5, wait=0) as lease:
                 assert lease.slot == 3
 
+    @on_each_store
     def test_the_first_waits_until_its_own_condition_holds_and_nobody_passes_it(self, holders):
         for number in (1, 2):
             holders.start(f"of five {number}", slots=5)
@@ -249,6 +254,7 @@ class TestDifferentNumbers:
         holders.let_go("of five 2")
         holders.have("of five 1", "of five 2", "alone", "of two", "of five 3")
 
+    @on_each_store
     def test_who_gives_up_takes_nobody_past_one_that_stands_before_it(self, holders):
         for number in (1, 2, 3):
             holders.start(f"of three {number}", slots=3)
@@ -292,6 +298,7 @@ class TestHandOffs:
         holders.let_go("a")
         holders.have("a", "b", "c", "d")
 
+    @on_each_store
     def test_all_that_end_at_once_are_handed_on(self, holders, backend):
         gone = [lock_request(ttl=0.5, slots=3) for _ in range(3)]
         for one in gone:
@@ -312,6 +319,7 @@ class TestHandOffs:
             with pytest.raises(LockNotAcquired):
                 in_another_thread(busy.__enter__)
 
+    @on_each_store
     def test_min_hold_of_a_slot_counts_for_each_number(self):
         with lock("name", slots=3, min_hold=30), lock("name", slots=3, min_hold=60):
             pass
@@ -329,6 +337,7 @@ class TestHandOffs:
         with lock("name", wait=0) as alone:
             assert alone.slot == 1
 
+    @on_each_store
     def test_who_wants_it_alone_waits_for_the_end_of_each_min_hold_and_nobody_passes_it(self, holders):
         with lock("name", slots=3, min_hold=1), lock("name", slots=3, min_hold=2):
             holders.start("alone", slots=1)
@@ -410,6 +419,7 @@ class TestLeases:
             lock_lost.disconnect(receiver)
         assert lost == [second]
 
+    @on_each_store
     def test_it_is_detached_and_adopted_with_its_slot(self):
         with held_elsewhere("name", slots=2):
             with lock("name", slots=2, ttl=60) as lease:
@@ -434,6 +444,7 @@ class TestLeases:
 
 
 class TestWhatIsAsked:
+    @on_each_store
     def test_usage(self):
         handle = lock("name", slots=3)
         assert handle.usage() == (3, ())
@@ -446,6 +457,7 @@ class TestWhatIsAsked:
             assert lock("name", slots=2).locked()
             assert lock("name").usage().held == 2
 
+    @on_each_store
     def test_it_is_locked_behind_who_waits_for_more_slots(self, calls):
         """As another attempt finds it: nobody passes who allows fewer, and waits."""
         waiter = lock_request("name", slots=1)
@@ -458,6 +470,7 @@ class TestWhatIsAsked:
             locks["default"].release(waiter)
             assert not calls(handle).locked()
 
+    @on_each_store
     def test_a_release_by_force_frees_one_slot(self):
         with held_elsewhere("name", slots=3), held_elsewhere("name", slots=3), held_elsewhere("name", slots=3):
             assert lock("name").force_release(slot=2) is True
@@ -669,6 +682,7 @@ class TestTheStore:
             with lock("name", slots=1), lock("name", slots=1) as lease:
                 assert lease.slot == 1
 
+    @on_each_store
     def test_nothing_is_left(self, backend):
         with lock("name", slots=2), lock("name", slots=2):
             pass

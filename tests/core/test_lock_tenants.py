@@ -24,9 +24,10 @@ from django_distlock import (
 from django_distlock.core.forced import force_release
 from django_distlock.testing import held_elsewhere, held_here, lose
 from tests.support.tenants import NoTenant, asked, of_tenants, tenant, tenant_of_task
-from tests.support.tools import backend_on, eventually, queue_of, renewer_of
+from tests.support.tools import backend_on, eventually, on_stores, queue_of, renewer_of
 
-backend = backend_on("redis", "locmem")
+backend = backend_on("locmem")
+on_each_store = on_stores("redis", "locmem")
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def is_free(name, prefix):
 
 
 class TestOneAnswer:
+    @on_each_store
     def test_it_is_asked_once_by_each_acquisition(self, tenants):
         handle = lock("order:1", ttl=0.5)
         assert asked == []
@@ -54,6 +56,7 @@ class TestOneAnswer:
             assert lease.prefix == "globex"
         assert asked == ["acme", "globex"]
 
+    @on_each_store
     def test_and_by_who_waits(self, tenants):
         entered = threading.Event()
 
@@ -73,6 +76,7 @@ class TestOneAnswer:
         assert entered.is_set()
         assert asked == ["acme", "acme", "globex"]
 
+    @on_each_store
     def test_of_tasks(self, tenants):
         async def work(prefix):
             with tenant_of_task(prefix):
@@ -151,6 +155,7 @@ class TestTwoTenantsInOneProcess:
                     assert current_lease("order:1") is other
             assert current_lease("order:1") is lease
 
+    @on_each_store
     def test_a_release_wakes_those_of_its_tenant(self, tenants):
         """The local queue and the renewer know each lock by itself."""
         with ExitStack() as stack:
@@ -187,6 +192,7 @@ class TestTwoTenantsInOneProcess:
 
 
 class TestWhatIsShown:
+    @on_each_store
     def test_a_lock_that_was_shown_is_that_of_its_tenant(self, tenants):
         with tenant("acme"), lock("order:1", on_lost="log"):
             [info] = locks["default"].held()
@@ -214,6 +220,7 @@ class TestWhatIsShown:
 
 
 class TestHandOver:
+    @on_each_store
     def test_an_adopted_lease_is_that_of_its_tenant(self, tenants):
         with tenant("acme"), lock("order:1") as lease:
             text = lease.detach()

@@ -18,7 +18,7 @@ from django_distlock.core.renewal import Renewer
 from django_distlock.signals import lock_held_long, lock_lost, lock_released
 from django_distlock.testing import lose
 from tests.support.stores import LOCMEM
-from tests.support.tools import PATIENCE, eventually
+from tests.support.tools import PATIENCE, eventually, on_stores
 
 TTL = 1.2  # seconds, of which a busy machine may take a part
 TOLD = "held for longer than the LONG_HELD of 'default'"
@@ -54,6 +54,7 @@ def warnings(caplog):
 
 
 class TestLongHeld:
+    @on_stores("redis", "locmem")
     def test_it_is_told_once(self, configured, told, caplog):
         backend = configured(LONG_HELD=0.2)
         with lock("name", ttl=TTL, label="nightly") as lease:

@@ -32,7 +32,9 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_released
 from django_distlock.testing import lose
-from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, queue_of
+from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, on_stores, queue_of
+
+on_each_store = on_stores("redis", "locmem")
 
 LONG = 60  # seconds that no sound test waits
 
@@ -93,12 +95,14 @@ def nothing():
 
 @real_transactions
 class TestTheEndOfTheTransaction:
+    @on_each_store
     def test_commit(self, guarded):
         with transaction.atomic():
             guarded(nothing)
             assert is_held()
         assert not is_held()
 
+    @on_each_store
     def test_an_exception(self, guarded):
         with pytest.raises(ZeroDivisionError):
             with transaction.atomic():
@@ -309,6 +313,7 @@ class TestConnections:
             assert is_held()
         assert not is_held()
 
+    @on_each_store
     def test_a_thread_that_ends_inside_a_transaction(self):
         """Its connection is collected with it."""
 
@@ -326,6 +331,7 @@ class TestConnections:
 
 @real_transactions
 class TestThreadsAndTasks:
+    @on_each_store
     def test_async_code_of_a_transaction_in_a_thread_of_an_event_loop(self, guarded):
         """As plain views under ASGI."""
 
@@ -340,6 +346,7 @@ class TestThreadsAndTasks:
         asyncio.run(sync_to_async(work)())
         assert held == [True, False]
 
+    @on_each_store
     def test_a_task_that_outlives_the_call_that_began_it(self):
         async def later():
             await over.wait()
@@ -360,6 +367,7 @@ class TestThreadsAndTasks:
         assert asyncio.run(main())
         assert not is_held()
 
+    @on_each_store
     def test_an_async_body_that_is_cancelled(self):
         async def body():
             async with lock("name"):
@@ -397,6 +405,7 @@ class TestCancelledAtTheEndOfTheBody:
                 await task
         done.set()
 
+    @on_each_store
     def test_it_is_held_to_the_commit(self):
         with transaction.atomic():
             async_to_sync(self.leave)()
@@ -404,6 +413,7 @@ class TestCancelledAtTheEndOfTheBody:
             assert is_held()
         assert not is_held()
 
+    @on_each_store
     def test_it_is_held_to_the_rollback(self):
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             async_to_sync(self.leave)()
@@ -412,6 +422,7 @@ class TestCancelledAtTheEndOfTheBody:
             raise ZeroDivisionError
         assert not is_held()
 
+    @on_each_store
     def test_a_task_that_is_cancelled_with_its_loop(self):
         with transaction.atomic():
             async_to_sync(self.leave)(is_over=True)
@@ -419,6 +430,7 @@ class TestCancelledAtTheEndOfTheBody:
             assert is_held()
         assert not is_held()
 
+    @on_each_store
     def test_outside_of_transactions_it_is_freed(self):
         async_to_sync(self.leave)()
         eventually(lambda: not is_held())
@@ -507,6 +519,7 @@ class TestHooks:
 
 @real_transactions
 class TestWhilePending:
+    @on_each_store
     def test_others_wait_for_the_commit(self, guarded):
         order = []
 
@@ -540,6 +553,7 @@ class TestWhilePending:
         assert len(set(fences)) == 1
         assert not is_held()
 
+    @on_each_store
     @pytest.mark.parametrize("stranger_comes_first", [False, True])
     def test_its_tasks_enter_one_after_the_other(self, backend, monkeypatch, stranger_comes_first):
         """Each when the one before has left, whoever else waits for the end of the transaction."""

@@ -28,6 +28,9 @@ from rest_framework.viewsets import ViewSet
 from django_distlock import InvalidLockName, LockBackendError, LockNotAcquired, distributed_lock, lock, locks, respond
 from django_distlock.middleware import LockMiddleware
 from tests.support.tools import must_not_run as nothing
+from tests.support.tools import on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.urls("tests.decorators.test_answers")]
 
@@ -316,6 +319,7 @@ class TestEveryView:
         assert name in response.content
         assert held_names() == []
 
+    @on_each_store
     @pytest.mark.usefixtures("down")
     def test_answers_503_when_the_store_is_down(self, ask, url, caplog):
         response = ask(url)
@@ -405,6 +409,7 @@ class TestBusy:
         assert response["Content-Type"] == kind
         assert response["Vary"] == "Accept"
 
+    @on_each_store
     def test_on_busy_counts_before_the_answer(self):
         with pytest.raises(LockNotAcquired):
             get("raise")

@@ -17,8 +17,10 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import InvalidLockName, LockNotAcquired, LockTimeout, distributed_lock, lock, locks, skip
-from tests.support.tools import ending_within, held_names, in_a_thread, must_not_run
+from tests.support.tools import ending_within, held_names, in_a_thread, must_not_run, on_stores
 from tests.support.views import logged
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -119,6 +121,7 @@ class TestNames:
 
 
 class TestCalls:
+    @on_each_store
     def test_the_result_comes_back_and_the_lock_is_freed(self):
         assert ship(1, note="fragile") == (1, "fragile", ["order:1"])
         assert held_names() == []
@@ -151,6 +154,7 @@ class TestCalls:
             work()
         assert held_names() == []
 
+    @on_each_store
     def test_async_functions(self):
         @distributed_lock("order:{order_id}")
         async def work(order_id):
@@ -260,6 +264,7 @@ class TestBusy:
         with pytest.raises(LockTimeout):
             distributed_lock("name", wait=0.1)(must_not_run)()
 
+    @on_each_store
     def test_waits_until_it_is_free(self, busy):
         threading.Timer(0.2, busy.set).start()
 
@@ -417,6 +422,7 @@ class TestViews:
             "retry_after": int(response["Retry-After"]),
         }
 
+    @on_each_store
     def test_async_views_run_under_their_lock(self):
         response = asyncio.run(AsyncClient().get("/async/2/"))
         assert response.content == b"order:2"

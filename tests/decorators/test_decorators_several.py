@@ -17,7 +17,9 @@ from django_distlock import (
     distributed_lock,
     lock,
 )
-from tests.support.tools import held_names
+from tests.support.tools import held_names, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -35,6 +37,7 @@ async def atransfer(source, target):
     return held_names()
 
 
+@on_each_store
 def test_a_call_holds_all():
     assert transfer(2, 1) == ["account:1", "account:2"]
     assert asyncio.run(atransfer(2, 1)) == ["account:1", "account:2"]
@@ -45,6 +48,7 @@ def test_one_name_twice_is_one_lock():
     assert transfer(1, 1) == ["account:1"]
 
 
+@on_each_store
 def test_where_one_is_busy_it_does_not_run():
     with lock("account:{}", 2):
         assert asyncio.run(atransfer(1, 2)) is None

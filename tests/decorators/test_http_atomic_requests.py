@@ -20,8 +20,10 @@ from django.views.decorators.csrf import csrf_exempt
 from django_distlock import LockBackendError, LockLost, current_lease, distributed_lock, lock, locks
 from django_distlock.core.forced import force_release
 from django_distlock.testing import lose, store_down
-from tests.support.tools import eventually, in_a_thread
+from tests.support.tools import eventually, in_a_thread, on_stores
 from tests.support.views import logged
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = [
     pytest.mark.usefixtures("backend", "atomic_requests"),
@@ -158,6 +160,7 @@ urlpatterns = [
 
 @pytest.mark.parametrize("url", ["function", "wrapped", "dispatch", "own-dispatch", "as-view", "refuse"])
 class TestViewsOfUrls:
+    @on_each_store
     def test_open_one_transaction_inside_the_lock(self, url):
         assert Client().get(f"/{url}/").status_code == 200
         assert seen == {"open": ["default"], "depth": 1, "held": ["name"], "at_commit": []}

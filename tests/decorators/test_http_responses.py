@@ -26,7 +26,9 @@ from rest_framework.response import Response
 
 from django_distlock import LockNotAcquired, LockNotHeld, State, current_lease, distributed_lock, lock, locks
 from django_distlock.signals import lock_acquired, lock_released
-from tests.support.tools import eventually
+from tests.support.tools import eventually, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = [
     pytest.mark.slow,
@@ -119,6 +121,7 @@ def acall(view):
 @pytest.mark.parametrize("call", [call, acall])
 @pytest.mark.parametrize("view", UNFINISHED)
 class TestUnfinishedResponses:
+    @on_each_store
     def test_hold_the_lock_until_they_are_closed(self, call, view):
         response = call(view)
         assert is_held()
@@ -284,6 +287,7 @@ def test_others_free_it_when_the_view_returns():
         assert not is_held()
 
 
+@on_each_store
 def test_the_lock_is_renewed_meanwhile():
     response = distributed_lock("name", ttl=0.6)(streaming)(request())
     time.sleep(1.5)
@@ -298,6 +302,7 @@ def test_max_hold_bounds_it():
     response.close()  # tells nobody, because nobody could do anything
 
 
+@on_each_store
 def test_closed_in_an_event_loop_it_blocks_nobody():
     async def close():
         response = await locked(asynchronous(streaming))(request())
@@ -549,6 +554,7 @@ class TestRequests:
         assert response.getvalue() in (b"heldheld", b"content")
         assert not is_held()
 
+    @on_each_store
     @pytest.mark.parametrize("prefix", ["", "async-"])
     def test_through_the_async_handler(self, prefix):
         async def read():

@@ -16,7 +16,9 @@ from django.db import transaction
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock import LockNotAcquired, LockReentry, distributed_lock, lock, locks, skip
-from tests.support.tools import eventually, held_names, in_a_thread
+from tests.support.tools import eventually, held_names, in_a_thread, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -79,6 +81,7 @@ class TestGenerators:
         gc.collect()
         assert held_names() == []
 
+    @on_each_store
     def test_ended_by_another_thread(self):
         items = rows(1)
         next(items)
@@ -184,6 +187,7 @@ class TestAsyncGenerators:
         assert closed == ["name"]
         assert held_names() == []
 
+    @on_each_store
     def test_dropped_they_free_it(self):
         """Event loops close what nobody iterates any more."""
 
@@ -196,6 +200,7 @@ class TestAsyncGenerators:
 
         asyncio.run(asyncio.wait_for(work(), 10))
 
+    @on_each_store
     def test_left_over_they_free_it_when_the_loop_ends(self):
         kept = []
 
@@ -206,6 +211,7 @@ class TestAsyncGenerators:
         asyncio.run(work())
         assert held_names() == []
 
+    @on_each_store
     def test_cancelled(self):
         @distributed_lock("name")
         async def endless():

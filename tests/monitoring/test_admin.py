@@ -30,7 +30,9 @@ from tests.support.admin_pages import LIST, hold, key_of, lines, login, names_in
 from tests.support.deliveries import UniqueShop
 from tests.support.quorum import spread
 from tests.support.stores import LOCMEM, REDIS, REDLOCK
-from tests.support.tools import eventually, lock_request, locked_names
+from tests.support.tools import eventually, lock_request, locked_names, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.django_db
 
@@ -65,6 +67,7 @@ def test_a_lock_that_is_held_long_is_marked(operator, settings):
     assert "distlock-long" not in operator.get(LIST).content.decode()
 
 
+@on_each_store
 def test_the_list_shows_who_holds_what(operator, backend):
     hold(backend, "order:7", ttl=7590, label="POST /orders/7/pay", host="web-3", pid=123, ago=8100)
     page = operator.get(LIST)
@@ -224,6 +227,7 @@ def test_a_host_that_holds_nothing_any_more_is_still_filtered_by(operator, backe
     assert names_in(operator.get(LIST, {"host": "web-1"})) == []
 
 
+@on_each_store
 def test_too_many_locks_to_ask_who_holds_each_are_listed_by_name(operator, backend, monkeypatch):
     for name, ago in (("c", 7275), ("b", 700), ("a", 90)):
         hold(backend, name, ago=ago, host=f"on-{name}")
@@ -248,6 +252,7 @@ def test_the_list_pages(operator, backend):
     assert len(names_in(operator.get(LIST, {"all": ""}))) == 120
 
 
+@on_each_store
 def test_who_waits_is_counted(operator, backend):
     hold(backend, "busy")
     hold(backend, "calm")
@@ -298,6 +303,7 @@ def test_without_a_quorum_there_is_no_column_of_nodes(operator, backend):
     assert "column-nodes" not in operator.get(LIST).content.decode()
 
 
+@on_each_store
 @pytest.mark.parametrize("name", ["a", "a/b", "a@b", "x\r\ny", "nul\0", "50%", "%41", " space ", "ä/日本", "{}"])
 def test_any_name_can_be_released(operator, backend, name):
     hold(backend, name)
@@ -397,6 +403,7 @@ def test_what_was_released_before_an_error_is_in_the_log(operator, backend, monk
     assert LogEntry.objects.get().object_repr == "Released: order:1"
 
 
+@on_each_store
 def test_a_lock_that_changed_hands_is_kept(operator, backend, forced):
     """Between the page and the click its holder has gone, and another has come."""
     first = hold(backend, "order:1")
@@ -465,6 +472,7 @@ def test_a_resting_lock_is_shown_as_such_and_can_be_freed(operator, backend):
     assert backend.look(["nightly"]) == [[]]
 
 
+@on_each_store
 def test_freeing_a_lock_hands_it_to_who_waits(operator, backend):
     hold(backend, "order:1")
     waiter = lock_request("order:1")

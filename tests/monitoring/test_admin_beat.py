@@ -20,6 +20,9 @@ from django_distlock.runs import LastRun
 from django_distlock.utils.text import printable
 from tests.support.admin_pages import login, said
 from tests.support.stores import LOCMEM, REDIS
+from tests.support.tools import on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +48,7 @@ def cells(page) -> list[str]:
     return [re.sub("<[^>]*>", "", cell) for cell in found]
 
 
+@on_each_store
 def test_the_list_shows_when_entries_ran_where_and_when_they_are_expected(operator, backend):
     ran("report", at=NOON - 0.01, next_at=NOON + 2.3)  # Celery is a little early
     ran("cleanup", at=NOON - 60, host="", next_at=None)  # did not run yet, and nobody knows when it will
@@ -81,6 +85,7 @@ def test_the_list_pages(operator, backend):
     assert entries_in(operator.get(LIST, {"p": "2"})) == [f"shop:{number:03}" for number in range(100, 120)]
 
 
+@on_each_store
 @pytest.mark.parametrize("entry", ["report", "a/b@c 100%\n_5F", "ü"])
 def test_the_page_of_one_entry(operator, backend, entry):
     ran(entry)
@@ -201,6 +206,7 @@ def act(browser, action, *entries):
     return browser.post(LIST, form, follow=True)
 
 
+@on_each_store
 def test_entries_are_reset(pages, backend, monkeypatch):
     monkeypatch.setattr(backend, "grace", 0.02)
     for entry in ("report", "a/b@c 100%", "other"):

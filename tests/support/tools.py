@@ -30,6 +30,7 @@ __all__ = [
     "keeping_a_journal",
     "lock_request",
     "locked_names",
+    "on_stores",
     "queue_of",
     "renewer_of",
     "threads_of",
@@ -85,6 +86,11 @@ def backend_on(*kinds: str) -> Any:
         return found
 
     return backend
+
+
+def on_stores(*kinds: str, fixture: str = "backend") -> Any:
+    """A mark of a test that runs on these kinds of store, while that fixture of its module is on one of them."""
+    return pytest.mark.parametrize(fixture, kinds, indirect=True)
 
 
 @contextmanager

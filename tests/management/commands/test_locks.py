@@ -21,9 +21,12 @@ from tests.support.admin_pages import hold
 from tests.support.commands import said
 from tests.support.quorum import spread
 from tests.support.stores import LOCMEM, REDIS
-from tests.support.tools import lock_request, locked_names
+from tests.support.tools import lock_request, locked_names, on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 
+@on_each_store
 def test_list_is_a_table(backend):
     hold(backend, "order:1", label="POST /pay", pid=7, host="web-3")
     hold(backend, "mail:2")
@@ -95,6 +98,7 @@ def test_list_as_json(backend):
         assert taken.token not in json.dumps(order)
 
 
+@on_each_store
 def test_json_is_written_as_it_is_found_and_not_kept(backend, monkeypatch):
     for number in range(5):
         hold(backend, f"order:{number}")
@@ -233,6 +237,7 @@ def test_on_how_many_nodes_of_a_quorum(redlock_locks, five_valkeys):
         assert json.loads(said(*action, "--json"))[0]["nodes"] == 4
 
 
+@on_each_store
 def test_release_is_exact(backend):
     told = []
     lock_forced.connect(note := lambda **about: told.append((about["name"], about["by"])))
@@ -247,6 +252,7 @@ def test_release_is_exact(backend):
     lock_forced.disconnect(note)
 
 
+@on_each_store
 def test_slots(backend):
     for number in (1, 2, 3):
         hold(backend, "export:7", label=f"tenant {number}", slots=3)

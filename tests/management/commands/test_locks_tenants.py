@@ -15,6 +15,9 @@ from tests.support.admin_pages import said as messages_in
 from tests.support.commands import said
 from tests.support.stores import LOCMEM
 from tests.support.tenants import NoTenant, asked, of_tenants, tenant
+from tests.support.tools import on_stores
+
+on_each_store = on_stores("redis", "locmem")
 
 
 @pytest.fixture
@@ -43,6 +46,7 @@ def test_a_snapshot_asks_once_and_in_the_thread_of_its_caller(tenants):
     assert asked == ["acme"]
 
 
+@on_each_store
 def test_the_commands(tenants):
     with tenant("acme"):
         [mail, order] = json.loads(said("--json", "list"))
