@@ -45,6 +45,7 @@ django.contrib.sessions.backends.base django.contrib.staticfiles.handlers django
 """
 IMPORTED = {
     "libraries": LIBRARIES,  # for programs with a copy of the package
+    "simulation": "tests.simulation.engine.libraries",  # so, too, and with a hash seed that does not change
     "django": LIBRARIES + PACKAGE,
     "celery": LIBRARIES + PACKAGE + CELERY,
 }
@@ -120,6 +121,7 @@ class ForkServer:
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
+                env={**os.environ, "PYTHONHASHSEED": "0"} if like == "simulation" else None,
             )
 
     def start(self, streams: Sequence[int], **program: Any) -> int:

@@ -56,13 +56,10 @@ def _wall_clock_ns() -> int:
 def import_package() -> None:
     """Called before anything imports the package, which asks the system for its clocks once."""
     assert "django_distlock" not in sys.modules
-    from hiredis import Reader
-
-    sys.modules["hiredis"] = None  # type: ignore[assignment] - under redis-py it reads from sockets of the system alone
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    import celery  # noqa: F401 - what is imported now has the true clocks
     import django
-    import redis.asyncio  # noqa: F401
+
+    from .libraries import Reader
 
     simulated = {"clock_gettime": _clock, "monotonic": _clock, "time": _wall_clock}
     with mock.patch.multiple(time, **simulated, time_ns=_wall_clock_ns):
