@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -102,9 +102,15 @@ def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return [item for share in shares for item in share]
 
 
-def pytest_collection_finish() -> None:
-    """What was collected lives to the end, so those who look for garbage, as many tests do, need not look at it."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives to the end. So nobody looks at it for garbage, neither now nor in the tests that do so."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # below all else
