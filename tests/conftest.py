@@ -67,6 +67,9 @@ for number in (signal.SIGHUP, signal.SIGINT):
 # Of real programs and topologies, and of random runs. Modules elsewhere that wait for servers or for time to pass say
 # so themselves; the rest is done in a minute or two: -m "not slow".
 SLOW = ("backends/redis/cluster", "backends/redis/sentinel", "processes", "simulation")
+# Of topologies, fleets and what is planted, which depend least on the versions of Python, Django, redis-py and Celery:
+# CI runs them on one of each. Modules elsewhere say so themselves.
+ONCE = ("backends/redis/cluster", "backends/redlock", "backends/zookeeper", "processes", "simulation")
 TESTS = Path(__file__).parent
 
 
@@ -77,8 +80,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.relative_to(TESTS).as_posix() in SLOW:
+        folder = item.path.parent.relative_to(TESTS)
+        if folder.as_posix() in SLOW:
             item.add_marker("slow")
+        if any(folder.is_relative_to(each) for each in ONCE):
+            item.add_marker("once")
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = dealt(items, workers)
 

@@ -19,7 +19,7 @@ from tests.support.deliveries import Shop
 from tests.support.tenants import of_tenants, tenant
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.usefixtures("locmem_locks")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("locmem_locks")]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from django_distlock.celery.tasks import REQUEUES
 from tests.support.deliveries import Shop, shop_in_rabbitmq
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.usefixtures("locmem_locks")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("locmem_locks")]
 
 
 @pytest.fixture

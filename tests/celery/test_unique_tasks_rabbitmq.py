@@ -8,7 +8,7 @@ from django_distlock import locks
 from tests.support.deliveries import UniqueShop, shop_in_rabbitmq
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.usefixtures("locmem_locks")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("locmem_locks")]
 
 
 @pytest.fixture(params=["classic", "quorum"])

@@ -21,7 +21,7 @@ from tests.support.tools import PATIENCE, eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import pools
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 TTL = 2.0  # of the alias

@@ -13,7 +13,7 @@ from django_distlock import Lock, lock
 from tests.support.requirements import missing
 from tests.support.tools import on_stores, renewer_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 try:
     from test import lock_tests

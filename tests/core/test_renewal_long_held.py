@@ -20,6 +20,8 @@ from django_distlock.testing import lose
 from tests.support.stores import LOCMEM
 from tests.support.tools import PATIENCE, eventually, on_stores
 
+pytestmark = pytest.mark.once
+
 TTL = 1.2  # seconds, of which a busy machine may take a part
 TOLD = "held for longer than the LONG_HELD of 'default'"
 

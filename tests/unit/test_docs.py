@@ -27,7 +27,7 @@ from example_project.valkey import Valkey
 from tests.support.programs import ROOT
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))]
 

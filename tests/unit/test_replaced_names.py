@@ -12,6 +12,8 @@ import pytest
 
 import django_distlock
 
+pytestmark = pytest.mark.once
+
 PACKAGE = Path(django_distlock.__file__).parent
 PAGES = PACKAGE.parent / "docs" / "internals"
 

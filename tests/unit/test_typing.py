@@ -13,7 +13,7 @@ import pytest
 from tests.support.programs import ROOT
 from tests.support.requirements import missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 FILES = ROOT / "tests" / "unit" / "typing"
 

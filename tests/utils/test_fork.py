@@ -20,7 +20,11 @@ from tests.support.leases import wait_for_renewal
 from tests.support.programs import FORKS, ROOT, heard, in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.once,
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+]
 
 MONKEY = "from gevent import monkey; monkey.patch_all()\n"
 FORK = {kind: f"from tests.support.programs import FORKS; fork = FORKS[{kind!r}]\n" for kind in FORKS}

@@ -13,7 +13,7 @@ from django_distlock.types import Grant, Slot
 from tests.support.stores import DATABASE, REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 LONG = 60  # seconds that no sound test waits
 

@@ -22,7 +22,7 @@ from tests.support.history import faults
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.tools import PATIENCE, eventually, locked_names
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 SOAK = float(os.environ.get("DISTLOCK_SOAK", "6"))
 GRANT = 2.0

@@ -12,7 +12,7 @@ from tests.support.forkserver import ROOT, run
 from tests.support.postgres import Postgres, programs
 from tests.support.requirements import missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 NAIVE = "released before COMMIT"
 GUARDED = [

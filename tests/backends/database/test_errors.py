@@ -23,6 +23,8 @@ from tests.support.databases import ALIAS, known_wrong, through, write
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
+pytestmark = pytest.mark.once
+
 TABLE = DatabaseLock._meta.db_table
 
 POSTGRES = {

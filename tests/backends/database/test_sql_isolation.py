@@ -17,7 +17,7 @@ from tests.support.requirements import missing
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, lock_request
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 LEVELS = ("repeatable read", "serializable")
 

@@ -22,7 +22,6 @@ from django_distlock.types import Grant, LockInfo, Slot
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.inside import clients_of_loops
-from tests.support.leases import wait_for_renewal
 from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, locked_names
 
 pytestmark = pytest.mark.slow
@@ -552,14 +551,14 @@ class TestTheServerRefuses:
         server = own_valkey("--replicaof", "127.0.0.1", "1")
         point_at(settings, server.url)
         with pytest.raises(LockBackendError, match="this server is a read-only replica; point .*LOCATION"):
-            calls(lock("name")).acquire()
+            calls(lock("name", wait=0)).acquire()
 
     @pytest.mark.parametrize("refuses", [["--replicaof", "127.0.0.1", "1"], ["--min-replicas-to-write", "1"]])
     def test_the_chain_of_its_causes_ends(self, own_valkey, settings, calls, refuses):
         """What reports errors walks it."""
         point_at(settings, own_valkey(*refuses).url)
         with pytest.raises(LockBackendError) as caught:
-            calls(lock("name")).acquire()
+            calls(lock("name", wait=0)).acquire()
         chain, link = [], caught.value
         while link is not None:
             assert link not in chain
@@ -755,8 +754,8 @@ class TestTheServerRestarts:
             server.process.kill()
             server.process.wait()
             server.start()
-            wait_for_renewal(lease)
-            assert not lock("name").acquire()
+            lease.renew()
+            assert not lock("name").acquire(blocking=False)
         with lock("name", wait=0) as successor:
             assert successor.fence > lease.fence
 

@@ -21,7 +21,7 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import eventually, lock_request, locked_names
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 PAGES = ROOT / "docs" / "topologies"
 NOT_IN_6_2 = {"+spublish", "+ssubscribe"}
@@ -167,8 +167,9 @@ def test_a_check_names_a_right_that_is_missing(user, calls):
 
 
 @pytest.mark.parametrize("way", ["thread", "task"])
-def test_whoever_waits_is_told_at_once_of_a_right_that_was_taken_away(user, admin, calls, way):
+def test_whoever_waits_is_told_at_once_of_a_right_that_was_taken_away(user, admin, way):
     backend = user()
+    backend.timing.look_interval = 0.2
     backend.acquire(lock_request(ttl=60), queue=False)
 
     def take_away():

@@ -21,7 +21,7 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 ON = [("redis-server", 2), ("redis-server", 3), ("redis-6.2", 2), ("redis-8", 3), ("valkey", 3)]
 
@@ -147,12 +147,12 @@ class TestFaults:
     def test_a_replica_is_named_as_what_it_is(self, own, kind, calls):
         own(kind, "--replicaof", "127.0.0.1", "1")
         with pytest.raises(LockBackendError, match="this server is a read-only replica; point .*LOCATION"):
-            calls(lock("name")).acquire()
+            calls(lock("name", wait=0)).acquire()
 
     def test_too_few_replicas_are_named(self, own, kind, calls):
         own(kind, "--min-replicas-to-write", "1")
         with pytest.raises(LockBackendError, match="too few replicas follow this server.*min-replicas-to-write"):
-            calls(lock("name")).acquire()
+            calls(lock("name", wait=0)).acquire()
 
     def test_without_memory_held_locks_are_kept_and_released(self, own, kind, calls):
         server = own(kind)

@@ -19,7 +19,7 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS
 from tests.support.tools import ending_within, eventually, lock_request, renewer_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 PAUSE = 2500  # ms
 

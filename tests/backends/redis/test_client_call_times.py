@@ -23,6 +23,8 @@ from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.timed import timed
 from tests.support.tools import eventually, insist, renewer_of
 
+pytestmark = pytest.mark.once
+
 NETWORKS = count()
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default

@@ -24,7 +24,7 @@ from django_distlock.types import Grant, Holder, LockInfo
 from tests.support.admin_pages import hold, names_in
 from tests.support.tools import lock_request
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 TOKEN = b"1 " + b"a" * 26
 FENCE = b"1700000000000000"

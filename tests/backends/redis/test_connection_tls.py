@@ -22,7 +22,7 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 WRONG = "TLS failed: check the certificates that DISTRIBUTED_LOCKS['default']['LOCATION'] names"
 

@@ -41,6 +41,8 @@ from tests.support.scripted import SERVICE, Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.tools import eventually, lock_request, renewer_of
 
+pytestmark = pytest.mark.once
+
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default
 SLOW_MACHINE = 20.0  # seconds that a machine under load may add to any call

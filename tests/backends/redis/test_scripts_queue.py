@@ -35,7 +35,7 @@ from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of, threads_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"

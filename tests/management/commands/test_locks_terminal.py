@@ -13,7 +13,7 @@ from tests.support.admin_pages import hold
 from tests.support.terminal import PYTHON, ROOT
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 CLEARED = "\033[H\033[2J"
 QUESTION = "[yes/no] "

@@ -20,7 +20,7 @@ from tests.support.admin_pages import hold
 from tests.support.forkserver import ROOT, Program, end_all
 from tests.support.tools import PATIENCE, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 PYTHON = sys.executable
 

@@ -14,7 +14,7 @@ from tests.support.admin_pages import hold
 from tests.support.terminal import PYTHON
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 # Tells each signal, as soon as it comes, and ends a while after the first one.
 TELLING = """

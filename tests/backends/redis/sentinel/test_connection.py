@@ -22,6 +22,8 @@ from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
 from tests.support.tools import ALLOWANCE, PATIENCE, ending_within, eventually, lock_request, queue_of
 
+pytestmark = pytest.mark.once
+
 WAIT = 20  # seconds; a failover takes two
 
 WAITER = """
@@ -286,8 +288,8 @@ class TestFailoverWhileWaiting:
             if is_warm:
                 warm_up(calls)
             watched.master.stop()
-            with ending_within(5), pytest.raises(LockBackendError):
-                calls(lock("name", wait=5)).acquire()
+            with ending_within(2), pytest.raises(LockBackendError):
+                calls(lock("name", wait=2)).acquire()
 
     def test_the_place_of_a_waiter_is_kept(self, watched, use):
         """Also where the new master never heard of the queue."""
