@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 TTL = 2.0
-LASTS = max(15.0, SOAK)
+LASTS = max(6.0, SOAK)
 EMPTY = 60.0  # seconds at most until all that is queued at the end has run
 
 

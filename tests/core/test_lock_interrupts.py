@@ -109,7 +109,13 @@ def held_for_ever(way, *files):
     return held
 
 
-@pytest.mark.parametrize("way", [with_a_handle, decorated, iterated])
+def on_stores_by(way, *ways, stores=("redis", "locmem")):
+    """On each store by one way; the others call it as that one does, and are interrupted above it."""
+    cases = [*((store, way) for store in stores), *(("locmem", other) for other in ways)]
+    return pytest.mark.parametrize(("backend", "way"), cases, indirect=["backend"])
+
+
+@on_stores_by(with_a_handle, decorated, iterated, stores=("redis", "locmem", "sqlite"))
 def test_nothing_is_held_for_ever(backend, way):
     assert held_for_ever(way) == {}
     eventually(lambda: not locked_names(backend))
@@ -126,8 +132,7 @@ def test_an_adopted_lease_is_held_by_whoever_has_begun_its_with(backend):
     assert held == {}
 
 
-@pytest.mark.parametrize("backend", ["redis", "locmem"], indirect=True)
-@pytest.mark.parametrize("way", [with_a_handle_that_is_kept, acquired_and_released, entered_again])
+@on_stores_by(acquired_and_released, with_a_handle_that_is_kept, entered_again)
 def test_a_handle_that_is_kept_holds_what_nobody_has_begun_to_leave(backend, way):
     """Before its first step, the end of a ``with`` cannot know that it was called."""
     begins = ("__exit__ at its begin", "release at its begin", "<lambda> at its begin")

@@ -24,7 +24,7 @@ from tests.support.tools import PATIENCE, eventually, locked_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-SOAK = float(os.environ.get("DISTLOCK_SOAK", "6"))
+SOAK = float(os.environ.get("DISTLOCK_SOAK", "3"))
 GRANT = 2.0
 LOOK = 1.0
 

@@ -54,7 +54,7 @@ def peers(valkey, store, releases):
         where = f"import sys; sys.path.insert(0, {str(releases[release])!r})\n"
         is_there = "import django_distlock; assert django_distlock.__file__.startswith(sys.path[0])\n"
         worker = WORKER.replace("SLOTS", str(slots))
-        started.append(Peer(valkey.url, worker, 30.0, where + is_there + PROLOGUE, like=None))
+        started.append(Peer(valkey.url, worker, 30.0, where + is_there + PROLOGUE, like="libraries"))
         return started[-1]
 
     yield start

@@ -43,7 +43,7 @@ ALIASES = ("default", "a", "b", "c")
 LOOK = Timing.look_interval
 SLACK = 1.0  # seconds that a slow machine may add to what is promised
 LONG = 15.0  # a wait that no sound test sees the end of
-SOAK = float(os.environ.get("DISTLOCK_SOAK", "6"))
+SOAK = float(os.environ.get("DISTLOCK_SOAK", "3"))
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def start(database):
 
     def start(*arguments):
         process = Program(
-            ["-m", "django", "runlocked", *arguments], like=None, cwd=ROOT,
+            ["-m", "django", "runlocked", *arguments], cwd=ROOT,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "MIGRATED": json.dumps(database), "DJANGO_SETTINGS_MODULE": "tests.support.migrating"},
         )  # fmt: skip
