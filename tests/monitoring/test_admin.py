@@ -192,12 +192,12 @@ def test_a_line_for_each_backend_sums_it_up(operator, valkey, store, settings):
     hold(locks["default"], "order:2", ago=20)
     for name in ("<order>:1", "order:2", "order:2"):
         locks["default"].acquire(lock_request(name), queue=True)
-    locks["nobody"].release(hold(locks["nobody"], "order:3", ago=61.5), 30)
+    locks["nobody"].release(hold(locks["nobody"], "order:3", ago=3675), 30)
     page = operator.get(LIST, {"q": "order:2"})  # of all, whatever is searched for
     assert lines(page) == [
         "“default”: 2 held, longest 2 h 01 min (&lt;order&gt;:1), 3 waiting",
         "“empty”: 0 held",
-        "“nobody”: 1 held, longest 1 min 01 s (order:3), 0 waiting",
+        "“nobody”: 1 held, longest 1 h 01 min (order:3), 0 waiting",
     ]
     assert "“gone” are not shown" in said(page)[0]
     locks.close()
