@@ -48,8 +48,8 @@ def lock_all(*handles: Lock, wait: float | timedelta | None = WAIT) -> LockGroup
     more does not have this guarantee.
 
     ``with`` raises LockNotAcquired or LockTimeout for a lock that is busy, LockLost if one was lost while the call
-    waited for the next ones, LockReentry, LockBackendError, ValueError for the same name with different options; nothing
-    is held then. Raises TypeError for an argument that is no handle of ``lock()``, ValueError for a bad ``wait`` or
+    waited for the next ones, LockReentry, LockBackendError, ValueError for the same name with different options. Then
+    nothing is held. Raises TypeError for an argument that is no handle of ``lock()``, ValueError for a bad ``wait`` or
     without a handle.
     """
     if not handles:

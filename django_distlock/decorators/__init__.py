@@ -135,8 +135,8 @@ def distributed_lock(
     LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
     **kwargs)`` is called, and its result returned. ``"retry"``, below ``@shared_task``, sends the Celery task
     again later, which does not count against ``max_retries``, after half a second in the worker unless ``wait`` is
-    given; without a worker it raises. By default a view answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes, and everything
-    else raises.
+    given; without a worker it raises. By default a view answers 409 Conflict with ``Retry-After``, which
+    ``respond(...)`` changes, and everything else raises.
 
     ``on_unavailable``: what a call does if the store does not answer. ``"raise"`` raises LockBackendError; ``"run"``
     calls the function *without* the lock, as with ``lock()``; ``"skip"``, ``skip(value)``, a callable and ``"retry"``
