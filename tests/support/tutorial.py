@@ -121,7 +121,7 @@ class Terminal:
 
     def _printed(self) -> str:
         """Whole lines."""
-        return comparable(self._log.read_text(errors="replace").rpartition("\n")[0])
+        return comparable(self._log.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0])
 
     def interrupt(self) -> None:
         """As Ctrl-C does: all that runs there."""
@@ -197,9 +197,9 @@ class Reader:
         for kind, what, block in steps(page):
             match kind:
                 case "create":
-                    (self._project / what).write_text(block)
+                    (self._project / what).write_text(block, encoding="utf-8")
                 case "append":
-                    with (self._project / what).open("a") as file:
+                    with (self._project / what).open("a", encoding="utf-8") as file:
                         file.write("\n" + block)
                 case "run" | "start":
                     self._type(self._terminals[what], block, leave_running=kind == "start")

@@ -9,8 +9,8 @@ from pathlib import Path
 import celery
 import pytest
 
+from tests.support.cluster import free_ports
 from tests.support.programs import ROOT
-from tests.support.sentinel import free_port
 from tests.support.tutorial import Reader
 
 pytestmark = pytest.mark.slow
@@ -27,8 +27,8 @@ def page() -> str:
 def test_a_reader_comes_to_the_end(tmp_path: Path) -> None:
     """With the packages that are installed, and with ports that are free in the place of those of the page."""
     text = page()
-    for port in ("8000", "6379"):
-        text = text.replace(port, str(free_port()))
+    for port, free in zip(("8000", "6379"), free_ports(2), strict=True):
+        text = text.replace(port, str(free))
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
