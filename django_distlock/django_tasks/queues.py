@@ -76,7 +76,9 @@ class DatabaseQueue(Queue):
     def open_transaction(self) -> str | None:
         alias = router.db_for_write(self._model)
         connection = connections[alias]
-        return alias if any(opened() is connection for opened in transactions.open_here()) else None
+        is_manual = not (connection.in_atomic_block or connection.get_autocommit())
+        is_open = is_manual or any(opened() is connection for opened in transactions.open_here())
+        return alias if is_open else None
 
     def is_waiting(self, result_id: str) -> bool:
         return bool(self._waiting(result_id).exists())

@@ -168,7 +168,7 @@ class UniqueTask(AnyTask):
 
         Raises TaskAlreadyQueued and LockBackendError as the options say; InvalidTaskBackend for a backend, and
         InvalidLockBackend for an alias, that cannot keep tasks unique; TypeError for arguments that the task does not
-        take.
+        take; TransactionManagementError with autocommit off, where nobody is told of COMMIT.
         """
         kwargs.pop(FIELD, None)  # of the message that these arguments come from
         if not self.unique:
@@ -185,9 +185,8 @@ class UniqueTask(AnyTask):
             return queue.enqueue(self, result_id, args, {**kwargs, FIELD: text} if text else kwargs)
 
         if isinstance(queue, DatabaseQueue) and (database := queue.open_transaction()):
-            result = send(queued.to_text())
-            transaction.on_commit(partial(self._decide, queue, queued, result_id), using=database, robust=True)
-            return result
+            transaction.on_commit(lambda: self._decide(queue, queued, result_id), using=database, robust=True)
+            return send(queued.to_text())
         found = claim(given, queued)
         if found is None:
             return publish(queued, send, seconds) if queued.is_granted else send("")

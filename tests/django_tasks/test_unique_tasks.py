@@ -385,6 +385,16 @@ class TestTransactions:
         work_off()
         assert result(tasks.work, sent) == (SUCCESSFUL, [sent.id, "running"])
 
+    def test_with_autocommit_off_nobody_is_told_of_commit(self, committed_rows):
+        transaction.set_autocommit(False)
+        try:
+            with pytest.raises(transaction.TransactionManagementError, match="manual transaction management"):
+                tasks.work.enqueue(7)
+            transaction.rollback()
+        finally:
+            transaction.set_autocommit(True)
+        assert (names(), committed_rows.count()) == ([], 0)
+
     def test_on_commit(self, runs):
         """As for each task that is not to be queued before."""
         with transaction.atomic():
