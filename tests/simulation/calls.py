@@ -11,7 +11,7 @@ from django.db import transaction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import RequestFactory
 
-from django_distlock import Lease, State, aadopt, adopt, distributed_lock, lock, locks
+from django_distlock import Lease, State, aadopt, adopt, distributed_lock, lock, lock_all, locks
 from django_distlock.core.forced import force_release
 from django_distlock.core.succession import Succession
 from django_distlock.exceptions import LockBackendError
@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 
 LOOKS_FOR_TEXTS, PAUSE = 60, 0.05  # seconds between two looks
 PARTS = 4  # of the content of a response
-OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "slots", "reentrant", "on_unavailable")
+TRIES = 10  # of who asks for several locks and does not wait for them
+OPTIONS = ("ttl", "wait", "renew", "min_hold", "max_hold", "slots", "max_waiters", "reentrant", "on_unavailable")
 WITHOUT_LOCK = ("works", "raises")  # what is done by a body that runs without it
+
+
+def about_of(about: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a group says of one of its locks."""
+    options = {key: about[key] for key in ("ttl", "wait", "renew", "min_hold") if key in about}
+    return {**options, "name": name, "slots": about["slots"][name]}
 
 
 class BodyError(Exception):
@@ -119,6 +126,44 @@ class Calls:
                 judge.leaves()
                 for _ in range(1 + about.get("releases_twice", False)):
                     await handle.arelease()
+
+    def gathers(self, process: Process, **about: Any) -> None:
+        """Several locks together; who does not wait tries again and again."""
+        for _ in range(TRIES if about["wait"] == 0 else 1):
+            self._gathers(process, about)
+            self._sleep(about["works"] / TRIES)
+
+    async def agathers(self, process: Process, **about: Any) -> None:
+        for _ in range(TRIES if about["wait"] == 0 else 1):
+            await self._agathers(process, about)
+            await asyncio.sleep(about["works"] / TRIES)
+
+    def _gathers(self, process: Process, about: Mapping[str, Any]) -> None:
+        group = self._group(process, about)
+        with self._judges.gathering(process, about) as judge, group as leases:
+            judge.got_all(leases)
+            with judge.body():
+                for _ in range(PARTS):
+                    self._sleep(about["works"] / PARTS)
+                    judge.holds_all()
+                if about.get("raises"):
+                    raise BodyError
+
+    async def _agathers(self, process: Process, about: Mapping[str, Any]) -> None:
+        group = self._group(process, about)
+        with self._judges.gathering(process, about) as judge:
+            async with group as leases:
+                judge.got_all(leases)
+                with judge.body():
+                    for _ in range(PARTS):
+                        await asyncio.sleep(about["works"] / PARTS)
+                        judge.holds_all()
+                    if about.get("raises"):
+                        raise BodyError
+
+    def _group(self, process: Process, about: Mapping[str, Any]) -> Any:
+        handles = [self._handle(process, about_of(about, name)) for name in about["names"]]
+        return lock_all(*handles, wait=about["wait"])
 
     def poll(self, process: Process, **about: Any) -> None:
         handle = self._handle(process, about)

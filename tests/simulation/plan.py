@@ -259,6 +259,8 @@ LISTS_SHARE, MOST_LISTS = 0.4, 4  # the same
 SUCCESSIONS_SHARE, MOST_SUCCESSIONS = 0.3, 8  # the same
 SLOTS_SHARE = 0.4  # of runs in which locks have several slots
 MOST_OF_SLOTS = 5
+CROWDS_SHARE, CROWDED = 0.3, (1, 1, 2, 3, None)  # of runs in which callers refuse to wait behind so many others
+GROUPS_SHARE, MOST_GROUPS = 0.3, 12  # of runs in which several locks are asked for together; and in one
 SLOTS = ((1, 2, 5), (1, 2, 5), (2,), (5,), (1, 5))  # of the calls of such a run; of 1, more than one may be
 OUTAGES_SHARE, RUNNING_SHARE = 0.5, 0.5  # of runs; and of the calls in one that go on without the lock in an outage
 LOST_LISTS_SHARE = 0.3  # of lists, whose process reaches no server when it asks for them
@@ -281,6 +283,8 @@ def draw_plan(
     operations: Sequence[str],
     *,
     has_slots: bool,
+    has_groups: bool,
+    has_max_waiters: bool,
     has_exchange: bool,
 ) -> list[Event]:
     """Neighbouring seeds have different profiles, and aim different faults at different operations.
@@ -324,8 +328,12 @@ def draw_plan(
     if has_exchange:
         plan += _draw_successions(seed, processes, names, ttls)
     plan = _let_run(seed, plan)
+    if has_groups:
+        plan += _draw_groups(seed, profile, processes, names, ttls)
     if has_slots:
         plan = _let_share(seed, plan)
+    if has_max_waiters:
+        plan = _let_refuse(seed, plan)
     if fork:
         plan += _draw_forks(seed, fork, processes, operations)
     plan += _draw_lists(seed, profile, names, faults.get("partition"))
@@ -355,6 +363,37 @@ def _draw_responses(
         yield Event(round(chance.uniform(0.0, HORIZON), 3), "responds", chance.choice(processes), about)
 
 
+def _draw_groups(
+    seed: int, profile: Profile, processes: Sequence[str], names: str, ttls: Sequence[float]
+) -> Iterator[Event]:
+    """Of some runs, several locks that are asked for together, often in opposite orders. The same."""
+    chance = random.Random(f"groups {seed}")
+    several = names if len(names) > 1 else NAMES
+    for _ in range(chance.randint(2, MOST_GROUPS) if chance.random() < GROUPS_SHARE else 0):
+        together = chance.sample(several, min(len(several), chance.choice([2, 2, 3])))
+        if chance.random() < 0.1:
+            together.append(together[0])  # the same one once more
+        about: dict[str, Any] = {
+            "names": "".join(together),
+            "in_task": chance.random() < profile.task_share,
+            "ttl": chance.choice(ttls),
+            "wait": chance.choice([0, round(chance.uniform(0.02, 12.0), 3), None, None]),
+            "works": round(chance.uniform(0.0, chance.choice([0.1, 1.0, 4.0])), 3),
+            "slots": dict.fromkeys(together, 1),
+        }
+        if chance.random() < profile.runs_out_share:
+            about["renew"] = False
+        if chance.random() < profile.rest_share:
+            about["min_hold"] = round(chance.uniform(0.0, 2.0), 3)
+        if chance.random() < 0.1:
+            about["raises"] = True
+        if about["in_task"] and chance.random() < profile.cancel_share:
+            about["cancelled_after"] = round(chance.uniform(0.0, 6.0), 3)
+        yield Event(
+            round(chance.uniform(0.0, chance.choice([2.0, HORIZON])), 3), "gathers", chance.choice(processes), about
+        )
+
+
 def _let_run(seed: int, plan: Sequence[Event]) -> list[Event]:
     """Calls of some runs go on without the lock where the store cannot be asked. From chance of its own, too."""
     chance = random.Random(f"outages {seed}")
@@ -382,10 +421,30 @@ def _let_share(seed: int, plan: Sequence[Event]) -> list[Event]:
         else event
         for event in plan
     ]
-    # An exchange draws a number after those of leases that were granted beside the one that ends.
+    return [_let_one_share(chance, event) for event in shared]
+
+
+def _let_one_share(chance: random.Random, event: Event) -> Event:
+    if (
+        event.what == "succeeds"
+    ):  # an exchange draws a number after those of leases that were granted beside the old one
+        return replace(event, about={**event.about, "slots": MOST_OF_SLOTS})
+    if event.what == "gathers":
+        slots = {name: chance.choice([1, 2]) for name in event.about["slots"]}
+        return replace(event, about={**event.about, "slots": slots})
+    return event
+
+
+def _let_refuse(seed: int, plan: Sequence[Event]) -> list[Event]:
+    """In some runs, callers do not wait where as many others do. The same."""
+    chance = random.Random(f"crowds {seed}")
+    if chance.random() >= CROWDS_SHARE:
+        return list(plan)
     return [
-        replace(event, about={**event.about, "slots": MOST_OF_SLOTS}) if event.what == "succeeds" else event
-        for event in shared
+        replace(event, about={**event.about, "max_waiters": most})
+        if event.what in ACQUIRING and (most := chance.choice(CROWDED))
+        else event
+        for event in plan
     ]
 
 

@@ -117,7 +117,8 @@ class Simulation:
         if plan is None:
             world = self.world
             drawn = world.profile, world.profiles, self.faults, world.of_call, world.operations
-            plan = draw_plan(self.seed, *drawn, has_slots=world.has_slots, has_exchange=world.has_exchange)
+            has = {has: getattr(world, has) for has in ("has_slots", "has_groups", "has_max_waiters", "has_exchange")}
+            plan = draw_plan(self.seed, *drawn, **has)
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]
         outcome = Outcome(self.seed, plan, counts=self.counts, met=self.met)
@@ -292,6 +293,8 @@ class Simulation:
         for method, operation in OPERATIONS.items():
             setattr(backend, method, self._noted(getattr(backend, method), backend.alias, operation))
             setattr(backend, f"a{method}", self._anoted(getattr(backend, f"a{method}"), backend.alias, operation))
+        backend.acquire_all = self._noted_all(backend.acquire_all, backend.alias)
+        backend.aacquire_all = self._anoted_all(backend.aacquire_all, backend.alias)
         if isinstance(backend, ExchangeBackend):
             backend.exchange = self._noted_exchange(backend.exchange, backend.alias)  # type: ignore[method-assign]
 
@@ -327,6 +330,28 @@ class Simulation:
 
         return noted
 
+    def _noted_all(self, call: Any, alias: str) -> Any:
+        def noted(requests: Sequence[LockRequest]) -> Any:
+            self._note_askers_of_all(alias, requests)
+            with self._on_its_way(alias, "acquire"):
+                return call(requests)
+
+        return noted
+
+    def _anoted_all(self, call: Any, alias: str) -> Any:
+        async def noted(requests: Sequence[LockRequest]) -> Any:
+            self._note_askers_of_all(alias, requests)
+            with self._on_its_way(alias, "acquire"):
+                return await call(requests)
+
+        return noted
+
+    def _note_askers_of_all(self, alias: str, requests: Sequence[LockRequest]) -> None:
+        for request in requests:
+            self._note_asker(alias, "acquire", request)
+        if judge := self.judges.call_of_this_thread():
+            judge.asks_for_all({request.token: request.name for request in requests})
+
     def _noted_exchange(self, call: Any, alias: str) -> Any:
         def noted(old: LockRequest, request: LockRequest) -> Grant | LockInfo:
             self._note_asker(alias, "acquire", request)
@@ -353,6 +378,8 @@ class Simulation:
             asker = self._askers.setdefault(request.token, asked)
             if asker.process.has_forked and not self.judges.is_others(request.token):
                 self.judges.fail(f"S8: {operation} by {asked.process} of what {asker.process} asked for: {request}")
+            if operation == "acquire" and (judge := self.judges.call_of_this_thread()):
+                judge.asks(request.name, request.token)
             if operation == "wait":
                 self._waits[self.processes[alias], request.name][id(request)] = self.scheduler.now
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,23 +14,16 @@ from typing import TYPE_CHECKING, Any
 from django_distlock import (
     Lease,
     LockBackendError,
-    LockLost,
-    LockNotAcquired,
-    LockNotHeld,
-    LockReentry,
     State,
-    locks,
     signals,
 )
-from django_distlock.core.acquire import MOST_LATE_GRANTS
 from django_distlock.core.adoption import CLOCKS_DIFFER
-from django_distlock.core.holds import acquired_here
 from django_distlock.types import MOST_SLOTS, Grant, LockInfo, LockRequest, current_execution
 
-from ..calls import BodyError
-from ..engine.lines import Struck
 from ..engine.scheduler import Process, Turns
 from .breakers import BreakerJudge
+from .call import NEARLY, SCHEDULING, WAYS, Judge, Wait
+from .groups import GroupJudge
 from .holders import HolderJudge, Passed
 from .lists import ListJudge
 from .pace import PaceJudge
@@ -40,205 +33,13 @@ if TYPE_CHECKING:
     from ..engine.network import Address
     from ..simulation import Simulation
 
-BEYOND = 1.0  # seconds that an acquisition may last beyond its wait (docs/settings.md, "How long a call lasts")
-REQUESTS_TO_ADOPT = 3
-SCHEDULING = 1.0  # seconds that threads and the network may take in addition
-WAYS = 30  # ways that bytes go at most, to connect and to renew, before a lease is over
 WAYS_OF_CALL = 40  # the same, to connect and to ask twice
 SOON, WAYS_TO_ASK = 0.3, 10  # seconds, and ways to connect and ask: then who was told something has done it
-LAST_PAUSE = 0.6  # seconds before its end in which a call begins no further attempt
-NEARLY = 0.95  # of a length of time, by clocks that drift
 UNSERVED = 6.0  # seconds for which a free lock may be waited for where nothing fails
 
 
 class Violation(AssertionError):
     """A promise that was broken."""
-
-
-class Judge:
-    """Of one call."""
-
-    def __init__(self, judges: Judges, process: Process, about: Mapping[str, Any]) -> None:
-        self._judges = judges
-        self.process = process
-        self.about = about
-        self.name: str = about.get("name", "")
-        self.text = ""  # of the lease that it adopts
-        self.began = self.asked_at = judges.now
-        self.stood_before = judges.stood_still_for
-        self._thread = judges.thread
-        self._paused_before = self._thread.paused_for
-        self.granted_at = self.began
-        self.is_waiting = True
-        self.is_leaving = False
-        self.was_told_of_outage = False
-        self.lease: Lease | None = None
-        self.passed: Passed | None = None  # what it adopts
-        self.runs_out_at = inf  # nearly: its lease, unless it is renewed
-        self.fences: set[int] = set()  # of what the store granted it
-        self.execution = current_execution()
-        self._body_error: BaseException | None = None
-
-    @property
-    def took(self) -> float:
-        """Seconds since it began to wait for the store, but for those in which it stood still."""
-        return self._judges.now - self.asked_at - (self._judges.stood_still_for - self.stood_before)
-
-    @property
-    def paused_for(self) -> float:
-        """Seconds for which its thread was paused between two lines, since it began."""
-        return self._thread.paused_for - self._paused_before
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the store is too far away for so short a lease. To connect takes several times the distance."""
-        ttl = min(self.about.get("ttl", 1.0), self.about.get("renews", inf))
-        wait = self.about.get("wait")
-        ends_after = inf if wait is None else wait + BEYOND
-        return float(ttl) < WAYS * self._judges.distance or ends_after < self._judges.time_to_connect
-
-    def got(self, lease: Lease | None) -> None:
-        self._answered()
-        if lease and lease.state is State.UNAVAILABLE:
-            self._judge_ungranted(lease)
-            return
-        self.lease, self.granted_at = lease, self._judges.now
-        if lease:
-            self.runs_out_at = self._judges.now + NEARLY * lease.remaining
-            self._judges.granted(lease, self.about, self.began)
-        elif self.about.get("wait", 0) is None:
-            self._judges.fail(f"S16: {self}: a caller who waits as long as it takes was told that the lock is busy")
-        elif self.name:
-            self._judge_busy()
-
-    def got_by(self, process: Process, name: str) -> Lease | None:
-        """The lease that it was just given; None where it is over already. Others may have a later one by now."""
-        given = [lease for lease in acquired_here() if (lease.using, lease.name) == (process.name, name)]
-        lease = max((lease for lease in locks.leases() if lease in given), key=lambda lease: lease.fence, default=None)
-        lease = lease or next((lease for lease in given if lease.state is State.UNAVAILABLE), None)
-        if lease:
-            self.got(lease)
-        else:
-            self._answered()
-        return lease
-
-    def _judge_ungranted(self, lease: Lease) -> None:
-        """S16: who goes on without the lock is no holder. From now on, nobody knows what the store has of its token."""
-        self._judges.runs_without(lease)
-        if self.about.get("on_unavailable") != "run" or not self.was_told_of_outage:
-            self._judges.fail(f"S16: {self}: goes on without the lock, and was not told why")
-        if lease.is_held or lease.remaining or lease.fence or lease in locks.leases():
-            self._judges.fail(f"S16: {self}: {lease!r} was not granted, and is taken for one that was")
-        for ask in (lease.ensure_held, lease.renew, lease.detach):
-            try:
-                ask()
-            except LockNotHeld:
-                continue
-            self._judges.fail(f"S16: {self}: {ask.__name__}() of {lease!r} says nothing")
-
-    def _judge_busy(self) -> None:
-        """S16: "busy" is told of a lock that somebody had."""
-        if not self._judges.was_taken_since(self.name, self.began, self.about.get("slots", 1)):
-            self._judges.fail(f"S16: {self}: told that the lock is busy, though it was free for it")
-
-    @contextmanager
-    def body(self) -> Iterator[None]:
-        """What ``with`` guards."""
-        try:
-            yield
-        except BaseException as error:
-            self._body_error = error
-            raise
-        finally:
-            self.leaves()
-
-    def leaves(self) -> None:
-        """Its work is over, and it gives the lock up."""
-        self.asked_at, self.stood_before, self.is_leaving = self._judges.now, self._judges.stood_still_for, True
-
-    def _answered(self) -> None:
-        """S16: no call outlasts its time."""
-        self.is_waiting = False
-        wait, beyond = self.about.get("wait"), BEYOND + self._judges.asking_time(self.about)
-        if isinstance(self.execution, asyncio.Task):
-            beyond += self._judges.task_time
-        if "text" in self.about:
-            limit = REQUESTS_TO_ADOPT * self._judges.store_call
-        elif "wait" in self.about:
-            limit = inf if wait is None else wait + beyond
-        else:
-            limit = self._judges.store_call
-        self._judges.check_time(self, limit)
-
-    def ends(self) -> None:
-        """Without an error."""
-        if self.lease:
-            self._judges.holders.left(self.lease)
-        if self._body_error:
-            self._judges.fail(f"S6: {self}: nobody was told what the body raised: {self._body_error!r}")
-
-    def failed(self, error: BaseException) -> None:
-        """S6: what the body raised is raised; S16 and S5 of the rest."""
-        judges = self._judges
-        if self._body_error and self._body_error is not error and not isinstance(error, Struck):
-            judges.fail(f"S6: {self}: the body raised {self._body_error!r}, and its caller was told {error!r}")
-        match error:
-            case BodyError():
-                return
-            case Struck():
-                raise error
-            case LockNotAcquired():
-                if self.is_waiting:
-                    self._answered()
-                    self._judge_busy()
-            case LockReentry():
-                if self.about.get("inside") != self.name:
-                    judges.fail(f"{self}: {error!r}")
-            case LockBackendError():
-                if self.is_waiting:
-                    self._answered()
-                self.judge_outage(error)
-            case LockLost():
-                if not judges.may_be_lost(self):
-                    judges.fail(f"S5: {self}: {error!r}, though nothing was lost")
-                if self.lease and "inside" not in self.about:
-                    judges.holders.raised_lost(self.lease)
-            case LockNotHeld():
-                if not (self.about.get("detaches") or self.about.get("releases_twice") or "text" in self.about):
-                    judges.fail(f"{self}: {error!r}")
-            case _:
-                judges.fail(f"{self}: {type(error).__name__}: {error}", error)
-
-    def judge_outage(self, error: LockBackendError) -> None:
-        """S16: something has failed where a store could not be asked."""
-        judges, self.was_told_of_outage = self._judges, True
-        judges.told(error)
-        is_explained = self.is_far or judges.was_paused(self) or judges.was_freed_in_part(self)
-        is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
-        if not is_explained and not judges.calls_may_fail(self.began, self.process):
-            judges.fail(f"{self}: {error!r}, though nothing failed")
-        if self.is_leaving and not error.was_asked and error is not self._body_error:
-            judges.fail(f"S16: {self}: a release is left to the background, and its caller was told {error!r}")
-        if error.is_final and not judges.may_be_final(error):
-            judges.fail(f"S16: {self}: told that this does not pass by itself: {error!r}")
-        if self.lease is None and not error.is_final:
-            self._judge_patience(error)
-
-    def _judge_patience(self, error: LockBackendError) -> None:
-        """S16: a caller who waits is not failed by what may pass meanwhile."""
-        if len(self.fences) == MOST_LATE_GRANTS:  # each of which came too late
-            return
-        wait = self.about.get("wait", 0)
-        longest, lasted = inf if wait is None else wait, self._judges.now - self.asked_at
-        least = min(longest, self._judges.patience(error, wait))
-        if lasted < least - LAST_PAUSE:
-            self._judges.fail(f"S16: {self}: failed after {lasted:.3f} s, before {least:.3f} s: {error!r}")
-        has_waited = self.took > self._judges.longest_attempt + SCHEDULING
-        if has_waited and lasted < NEARLY * longest:  # its deadline comes while it stands still, too
-            self._judges.fail(f"S16: {self}: failed after {self.took:.3f} s, though it had waited before: {error!r}")
-
-    def __str__(self) -> str:
-        return f"{self.process} {dict(self.about)} since {self.began:.3f} s"
 
 
 class Judges:
@@ -250,6 +51,7 @@ class Judges:
         self._asked_at: dict[str, float] = {}  # by token: when the call began that got it
         self._fences: defaultdict[str, int] = defaultdict(int)
         self._freed_at: list[tuple[str, float]] = []  # names, and when
+        self._waits: defaultdict[tuple[Process, str], list[Wait]] = defaultdict(list)
         self._freed: set[str] = set()  # tokens of leases that an operator ended; their holders learn of it later
         self._free_since: defaultdict[str, float] = defaultdict(float)
         self.holders = HolderJudge(self, simulation)
@@ -353,28 +155,54 @@ class Judges:
     @contextmanager
     def acquiring(self, process: Process, about: Mapping[str, Any]) -> Iterator[Judge]:
         judge = Judge(self, process, about)
-        self._judging[judge] = None
-        try:
+        with self._judged(judge):
             yield judge
+
+    @contextmanager
+    def gathering(self, process: Process, about: Mapping[str, Any]) -> Iterator[GroupJudge]:
+        """Several locks."""
+        judge = GroupJudge(self, process, about)
+        with self._judged(judge):
+            yield judge
+
+    @contextmanager
+    def _judged(self, judge: Judge) -> Iterator[None]:
+        self._judging[judge] = None
+        self._note_wait(judge)
+        try:
+            yield
             judge.ends()
         except Exception as error:
             judge.failed(error)
         finally:
             self._judging.pop(judge, None)
-            self._ended.append((self.now, process))
+            judge.wait.ended = min(judge.wait.ended, self.now)
+            self._ended.append((self.now, judge.process))
             if judge.is_leaving:
                 of_task = self.task_time / 2 if isinstance(judge.execution, asyncio.Task) else 0.0
                 self.check_time(judge, self.store_call + of_task)
+
+    def _note_wait(self, judge: Judge) -> None:
+        for name in judge.names:
+            self._waits[judge.process, name].append(judge.wait)
+
+    def most_waiters(self, judge: Judge) -> float:
+        """How many others may have waited for its lock at once while it did: in its process, or in the store."""
+        waits = self._waits[judge.process, judge.name]
+        here = sum(one.ended >= judge.began for one in waits if one is not judge.wait)
+        return max(here, self._simulation.world.most_places(judge.name, judge.began))
 
     @contextmanager
     def inside(self, process: Process, name: str) -> Iterator[None]:
         """A call takes another lock in its body, whose errors are its own."""
         judge = Judge(self, process, {"name": name})
         self._judging[judge] = None
+        self._note_wait(judge)
         try:
             yield
         finally:
             self._judging.pop(judge, None)
+            judge.wait.ended = self.now
 
     @contextmanager
     def adopting(self, process: Process, text: str) -> Iterator[Judge]:
@@ -467,7 +295,7 @@ class Judges:
         for judge in self._judging:
             if judge.is_waiting and judge.execution is execution:
                 judge.fences.add(answer.fence)
-                if len(judge.fences) > MOST_LATE_GRANTS:
+                if len(judge.fences) > judge.most_grants:
                     self.fail(f"S16: {judge}: it was granted the lock {len(judge.fences)} times and goes on")
 
     def freed(self, info: LockInfo) -> None:
@@ -514,7 +342,7 @@ class Judges:
     def is_called_for(self, name: str, since: float = inf, process: Process | None = None) -> bool:
         """Whether an acquisition or a release of that name is under way that began by then, in that process or any."""
         return any(
-            name in (judge.name, judge.about.get("inside")) and (judge.is_waiting or judge.is_leaving)
+            name in judge.names and (judge.is_waiting or judge.is_leaving)
             for judge in self._judging
             if judge.process.is_alive and judge.began <= since and process in (None, judge.process)
         )
@@ -546,6 +374,9 @@ class Judges:
             if request.token != token and not begins_anew:
                 self.fail(f"S4: {process} sent {token[:6]}, and goes on with {request.token[:6]} when it is answered")
 
+    def holders_in_store(self) -> Mapping[str, Collection[str]] | None:
+        return self._simulation.world.holders()
+
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self._simulation.world.was_taken_since(name, moment, slots)
 
@@ -565,8 +396,7 @@ class Judges:
 
     def was_freed(self, judge: Judge) -> bool:
         """By an operator."""
-        names = (judge.name, judge.about.get("inside"))
-        return any(freed_at >= judge.began for name, freed_at in self._freed_at if name in names)
+        return any(freed_at >= judge.began for name, freed_at in self._freed_at if name in judge.names)
 
     def was_freed_in_part(self, judge: Judge) -> bool:
         """Where an operator meets an acquisition, a minority of nodes may have the lock."""
@@ -615,8 +445,8 @@ class Judges:
         numbers: defaultdict[str, int] = defaultdict(lambda: MOST_SLOTS)
         for judge in self._judging:
             if judge.is_waiting and judge.name and judge.process.is_alive and not judge.process.is_stopped:
-                waiting[judge.name] = min(waiting[judge.name], judge.began + judge.paused_for)
-                numbers[judge.name] = min(numbers[judge.name], judge.about.get("slots", 1))
+                waiting[judge.name] = min(waiting[judge.name], judge.waits_since + judge.paused_for)
+                numbers[judge.name] = min(numbers[judge.name], judge.slots)
         for name, since in waiting.items():
             if self._simulation.world.leases(name) >= numbers[name]:  # who wants the fewest may be the first
                 self._free_since[name] = self.now

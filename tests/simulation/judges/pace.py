@@ -38,6 +38,10 @@ class PaceJudge:
         """A call. What stands on its connection then is not known, so that it is closed."""
         self._cancelled_at[process] = self._simulation.scheduler.now
 
+    def was_cancelled_since(self, process: Process, moment: float) -> bool:
+        """Whether a call of that process was."""
+        return self._cancelled_at[process] >= moment
+
     def closes(self, socket: Socket) -> None:
         """One that works. Subscriptions end with those who wait."""
         now, process, world = self._simulation.scheduler.now, socket.process, self._simulation.world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,8 +71,9 @@ class QueueJudge:
         self._free: Handed | None = None  # to one that polls
         self._unwanted_since: dict[str, float] = {}  # places of tokens for which nobody waits
         self._last: LockState | None = None  # when the last script had ended
-        self._exchanged_at = -inf
+        self._warned_at = -inf  # the first, of a lease that is over before its next look
         self._taken_until: dict[int, float] = {}  # by numbers of slots: when nothing was free
+        self._numbers_of_places: list[tuple[float, int]] = []  # since when there are so many
 
     def executed(self, executed: Executed) -> None:
         before, after, token = executed.before, executed.after, executed.token
@@ -80,15 +82,18 @@ class QueueJudge:
         if executed.script == "acquire":
             self._askers[token] = executed.process
             self._judge_looks(executed)
+            self._judge_crowd(executed)
             self._note_attempt(executed)
         elif executed.script == "release":
             self._note_release(executed)
         elif executed.exchanged and executed.reply:
-            self._exchanged_at = executed.at
+            self._warned_at = executed.at
         self._note_drops(executed)
         for lease in after.leases:
             if before.lease_of(lease.token) is None:
                 self._judge_grant(executed, lease)
+                if lease.expires_at < executed.at + Timing.look_interval:
+                    self._warned_at = executed.at
             if lease.is_taken:
                 self._waiters.pop(lease.token, None)
         self._judge_free_slots(executed)
@@ -97,6 +102,7 @@ class QueueJudge:
         for slots in NUMBERS:
             self._taken_until[slots] = self.taken_until(slots, (before, after))
         self._last = after
+        self._numbers_of_places.append((executed.at, len(after.places)))
         queue = self._store.keys.queue(self._name)
         if after.places and self._store.server.store.remaining(queue) > Timing.queue_ttl + GRAIN:
             self._fail("S9: the queue would outlive those who wait")
@@ -114,7 +120,21 @@ class QueueJudge:
         ended_at = self._last.free_at(slots) if self._last else -inf
         return max(self._taken_until.get(slots, -inf), ended_at)
 
+    def most_places(self, moment: float) -> int:
+        """At that moment, or later."""
+        first = bisect_left(self._numbers_of_places, (moment, 0))
+        return max((number for _, number in self._numbers_of_places[max(0, first - 1) :]), default=0)
+
     # Places
+
+    def _judge_crowd(self, executed: Executed) -> None:
+        """max_waiters: who allows so many others is given a place beside fewer, and is refused one beside as many."""
+        most, token, before = executed.most_places, executed.token, executed.before.places
+        others = len(executed.after.places.keys() - {token})
+        if most and executed.place is not None and token not in before and others >= most:
+            self._fail(f"max_waiters: {token[:6]} was given a place beside {others}, where {most} are the most")
+        if executed.is_crowded and (token in before or others < most):
+            self._fail(f"max_waiters: {token[:6]} was refused a place beside {others}, where {most} are the most")
 
     def _note_attempt(self, executed: Executed) -> None:
         token = executed.token
@@ -262,7 +282,9 @@ class QueueJudge:
             or executed.at - looks.last > looks.pause - GRAIN - self._store.simulation.distance
             or executed.at > looks.lease_ends_at - GRAIN
             or executed.before.lease_of(executed.token) is not None
-            or self._exchanged_at >= looks.last  # the first is told of a lease that is over before its next look
+            or self._warned_at >= looks.last
+            # A call that is cancelled does not know what it has done, and wakes the leader of its process.
+            or self._store.simulation.judges.pace.was_cancelled_since(executed.process, looks.last)
         )
         if not is_explained and not self._store.simulation.judges.may_fail(executed.at - WINDOW):
             # Many may go on with one token, one after the other.

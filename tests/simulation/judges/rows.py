@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from math import ceil, inf, log
@@ -99,6 +100,7 @@ class RowJudge:
         self._kept_until: dict[str, float] = {}  # by token
         self._taken_until: dict[int, float] = {}  # by numbers of slots
         self._idle_since: dict[tuple[str, str], float] = {}  # what nobody takes
+        self._numbers_of_places: list[tuple[float, int]] = []  # since when there are so many
         self._unowned_since: dict[str, float] = {}  # by token
         self._looks: dict[Process, Looks] = {}
         self._reverted_tokens: set[str] = set()
@@ -111,9 +113,11 @@ class RowJudge:
         """It was read, and nothing was changed."""
         self._note_taken(self._state, state.now)
         self._state = state
+        self._note_places()
 
     def changed(self, after: RowState) -> None:
         before, self._state = self._state, after
+        self._note_places()
         now = after.now
         self._lasts = min((lease.expires / 1e6 - now for lease in after.leases), default=inf)
         self._note_taken(before, now)
@@ -225,6 +229,14 @@ class RowJudge:
         self._note_taken(self._state, now)
         return self._taken_until[slots]
 
+    def _note_places(self) -> None:
+        self._numbers_of_places.append((self._now, len(self._state.waiters)))
+
+    def most_places(self, moment: float) -> int:
+        """At that moment, or later."""
+        first = bisect_left(self._numbers_of_places, (moment, 0))
+        return max((number for _, number in self._numbers_of_places[max(0, first - 1) :]), default=0)
+
     def _note_taken(self, state: RowState, now: float) -> None:
         for slots in NUMBERS:
             until = self._now + min(0.0, state.free_at(slots) - now)
@@ -288,12 +300,26 @@ class RowJudges:
         def decided(row: Row, by: Attempt | str, *about: Any, **options: Any) -> Decision:
             token = by if isinstance(by, str) else by.token
             has_one = isinstance(by, Attempt) and (token in row.retired or row.lease_of(token) is not None)
+            had_place = any(one.token == token for one in row.waiters)
             decision = decide(row, by, *about, **options)
+            if isinstance(by, Attempt) and not had_place and not by.place:
+                self._judge_crowd(row, by, decision)
             if not has_one and row.waiters and len(row.leases) < row.waiters[0].slots:
                 self._simulation.judges.fail(f"S10: a slot was left free, and not handed to {row.waiters[0].token[:6]}")
             return decision
 
         return decided
+
+    def _judge_crowd(self, row: Row, attempt: Attempt, decision: Decision) -> None:
+        """max_waiters: who allows so many others is given a place beside fewer, and is refused one beside as many."""
+        most, token = attempt.most_places, attempt.token
+        others = sum(one.token != token for one in row.waiters)
+        has_place = len(row.waiters) > others
+        if (has_place and 0 < most <= others) or (decision.is_crowded and others < most):
+            place = "given" if has_place else "refused"
+            self._simulation.judges.fail(
+                f"max_waiters: {token[:6]} was {place} a place beside {others}, where {most} are the most"
+            )
 
     def _noted(self, decide: Callable[..., Decision]) -> Callable[..., Decision]:
         def noted(row: Row, old: str, attempt: Attempt, *about: Any, **options: Any) -> Decision:
@@ -320,6 +346,11 @@ class RowJudges:
         """Leases end early or late, and so do rests and the places of waiters. ``now``: by the clock as it was."""
         for judge in self._of.values():
             judge.sets_clock(now)
+
+    def most_places(self, name: str, moment: float) -> float:
+        if self._lost_data_at >= moment:
+            return inf
+        return self._of[name].most_places(moment) if name in self._of else 0
 
     def was_taken_since(self, name: str, moment: float, now: float, slots: int) -> bool:
         return self._lost_data_at >= moment or (name in self._of and self._of[name].taken_until(now, slots) >= moment)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.keys import Keys
-from django_distlock.backends.redis.operations import ACQUIRE, EXCHANGE, POLLS, RELEASE, RENEW
+from django_distlock.backends.redis.operations import (
+    ACQUIRE,
+    CROWDED,
+    EXCHANGE,
+    POLLS,
+    RELEASE,
+    RENEW,
+    acquire_all_script,
+)
 
 from ..servers.resp import ServerError
 from .leases import DRIFT, LeaseJudge
@@ -28,6 +36,8 @@ SCRIPTS = {
     script.sha: name
     for name, script in (("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW), ("exchange", EXCHANGE))
 }
+KEYS, WORDS = 5, 3  # of each lock that is asked for together with others
+SCRIPTS_FOR_ALL = {acquire_all_script(locks).sha for locks in (2, 3)}
 
 
 class StoredLease(NamedTuple):
@@ -165,6 +175,17 @@ class Executed(NamedTuple):
         """How many leases there may be, with its own."""
         return int(self.words[8]) if self.script == "acquire" and len(self.words) > 8 else 1
 
+    @property
+    def most_places(self) -> int:
+        """How many others may have a place when it takes one; 0: any number."""
+        return int(self.words[9]) if self.script == "acquire" and len(self.words) > 9 else 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """It was given no place, because as many others have one."""
+        has_told = self.script == "acquire" and isinstance(self.reply, list) and len(self.reply) == 4
+        return has_told and self.reply[3] == CROWDED
+
     # Of release
 
     @property
@@ -201,7 +222,7 @@ class StoreJudge:
         self._lost_data_at = -inf
         self._subscribed: dict[Process, Socket] = {}  # the last connection of each that subscribed
         self._listened_at: dict[Process, float] = {}  # when somebody waited there for messages
-        self._begun: tuple[str, LockState] = ("", LockState((), {}, {}, {}, {}))
+        self._begun: dict[str, LockState] = {}  # of the locks that the script is about which begins
 
     @property
     def now(self) -> float:
@@ -237,6 +258,11 @@ class StoreJudge:
             return True
         return name in self._queues and self._queues[name].taken_until(slots) >= moment
 
+    def most_places(self, name: str, moment: float) -> float:
+        if self._lost_data_at >= moment:
+            return inf
+        return self._queues[name].most_places(moment) if name in self._queues else 0
+
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self._lease(name).promised(token, about)
 
@@ -247,26 +273,44 @@ class StoreJudge:
     # Told by the world
 
     def begins(self, session: Session, command: Sequence[str]) -> None:
-        if name := self._name(command):
-            self._begun = name, self.state(name)
+        if names := self._names(command):
+            self._begun = {name: self.state(name) for name in names}
             if _script(command) == "acquire" and command[3 + int(command[2]) :][6:7] not in ([], [""], [POLLS]):
                 self._listened_at[session.socket.process] = self.now
         elif command[0].upper() in ("SSUBSCRIBE", "SUBSCRIBE"):
             self._judge_subscription(session.socket)
 
     def executed(self, session: Session, command: Sequence[str], reply: Any) -> None:
-        if name := self._name(command):
-            assert self._begun[0] == name
+        if names := self._names(command):
+            assert [*self._begun] == [*dict.fromkeys(names)]
             if isinstance(reply, ServerError) and str(reply).startswith("ERR"):
                 self.fail(f"a script failed: {reply}")
-            script, amount = _script(command), int(command[2])
-            words = command[3 + amount :]
-            executed = Executed(
-                self.now, session.socket.process, script, name, words, reply, self._begun[1], self.state(name)
-            )
-            self._lease(name).executed(executed)
-            self._queue(name).executed(executed)
+            words = command[3 + int(command[2]) :]
+            if script := _script(command):
+                self._judge(session, script, names[0], words, reply)
+            else:
+                self._judge_all(session, names, words, reply)
         self._check_that_all_expire()
+
+    def _judge(self, session: Session, script: str, name: str, words: Sequence[str], reply: Any) -> None:
+        before, after = self._begun[name], self.state(name)
+        executed = Executed(self.now, session.socket.process, script, name, words, reply, before, after)
+        self._lease(name).executed(executed)
+        self._queue(name).executed(executed)
+
+    def _judge_all(self, session: Session, names: Sequence[str], words: Sequence[str], reply: Any) -> None:
+        """Several locks in one step: all or none. Each is judged as if it had been tried alone."""
+        tokens = words[::WORDS]
+        had = [self._begun[name].lease_of(token) for name, token in zip(names, tokens, strict=True)]
+        has = [self.state(name).lease_of(token) for name, token in zip(names, tokens, strict=True)]
+        is_granted = isinstance(reply, list)
+        if any(lease is None for lease in has) if is_granted else has != had:
+            self.fail(f"several locks: {', '.join(names)}: {had} became {has}, and the reply is {reply}")
+        if reply == 0 and all(lease is not None and lease.state == "h" for lease in had):
+            self.fail(f"S3: {', '.join(names)} are refused to those who have them: {had}")
+        for number, name in enumerate(names):
+            own = words[number * WORDS : (number + 1) * WORDS]
+            self._judge(session, "acquire", name, own, reply[number] if is_granted else None)
 
     def watch(self) -> None:
         for judge in (*self._leases.values(), *self._queues.values()):
@@ -277,9 +321,13 @@ class StoreJudge:
         self._leases.clear()
         self._queues.clear()
 
-    def _name(self, command: Sequence[str]) -> str:
-        """Of the lock that the command is about; "" where it is none of the scripts."""
-        return self.keys.name_in(command[3]) if _script(command) else ""
+    def _names(self, command: Sequence[str]) -> Sequence[str]:
+        """Of the locks that the command is about; none where it is none of the scripts."""
+        if _script(command):
+            return [self.keys.name_in(command[3])]
+        if _sha(command) in SCRIPTS_FOR_ALL:
+            return [self.keys.name_in(key) for key in command[3 : 3 + int(command[2]) : KEYS]]
+        return ()
 
     def _lease(self, name: str) -> LeaseJudge:
         return self._leases.setdefault(name, LeaseJudge(self, name))
@@ -328,9 +376,14 @@ def holders_in(store: Store, keys: Keys, name: str) -> set[str]:
 
 
 def _script(command: Sequence[str]) -> str:
+    """About one lock."""
+    return SCRIPTS.get(_sha(command), "")
+
+
+def _sha(command: Sequence[str]) -> str:
     match command[0].upper():
         case "EVALSHA":
-            return SCRIPTS.get(command[1], "")
+            return command[1]
         case "EVAL":
-            return SCRIPTS.get(hashlib.sha1(command[1].encode("latin-1"), usedforsecurity=False).hexdigest(), "")
+            return hashlib.sha1(command[1].encode("latin-1"), usedforsecurity=False).hexdigest()
     return ""

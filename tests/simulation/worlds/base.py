@@ -37,6 +37,8 @@ class World(ABC):
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
     turns_away: ClassVar[bool] = False  # callers, from a server that refused one of their process
     has_slots: ClassVar[bool] = True  # several may hold a lock at once
+    has_groups: ClassVar[bool] = True  # callers ask for several locks together
+    has_max_waiters: ClassVar[bool] = True  # its stores count those who wait
     has_exchange: ClassVar[bool] = True  # one lease may follow on another one
     has_minorities: ClassVar[bool] = False  # a lock may be held on servers that are too few
     ways_to_connect: ClassVar[int] = 0  # that bytes go until a process that begins knows its servers, if they are many
@@ -80,6 +82,10 @@ class World(ABC):
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         """Whether so many had the lock, or one a place in its queue, at that moment or later, as far as it can tell."""
         return True
+
+    def most_places(self, name: str, moment: float) -> float:
+        """How many had a place in its queue at once, at that moment or later, as far as it can tell."""
+        return inf
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         """A lease was granted for a call with these options."""

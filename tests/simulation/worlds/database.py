@@ -41,6 +41,8 @@ def is_look(sql: str) -> bool:
 class RowsWorld(World):
     """One that keeps each lock in a row."""
 
+    has_groups = False
+
     @property
     @abstractmethod
     def _now(self) -> int:
@@ -123,6 +125,9 @@ class DatabaseWorld(RowsWorld):
 
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6, slots)
+
+    def most_places(self, name: str, moment: float) -> float:
+        return self.judge.most_places(name, moment)
 
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge[name].promised(token, about)

@@ -89,6 +89,9 @@ class MemoryWorld(World):
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self.judge.was_taken_since(name, moment, self._now, slots)
 
+    def most_places(self, name: str, moment: float) -> float:
+        return self.judge.most_places(name, moment)
+
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge[name].promised(token, about)
 

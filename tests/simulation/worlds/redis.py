@@ -116,6 +116,9 @@ class RedisWorld(ServersWorld):
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self.judge.was_taken_since(name, moment, slots)
 
+    def most_places(self, name: str, moment: float) -> float:
+        return self.judge.most_places(name, moment)
+
     def promised(self, name: str, token: str, about: Mapping[str, Any]) -> None:
         self.judge.promised(name, token, about)
 
