@@ -36,8 +36,8 @@ EVERYBODY = 0
 class Event:
     """Something that a process did or learned, at a moment of ``clock()``, which all processes share.
 
-    ``kind``: ``place`` (a waiter learned its place in the store's queue), ``grant`` (``sent``: before the request
-    that was answered), ``renewal``, ``release`` (before the request is sent), ``loss``, ``failure`` (the
+    ``kind``: ``place`` (a waiter learned its place in the store's queue), ``grant`` (``sent``: before the first request
+    that the store may have granted), ``renewal``, ``release`` (before the request is sent), ``loss``, ``failure`` (the
     store refused, or a wait was over: see ``text``), or ``disturbed`` (the process, or EVERYBODY, was killed, stopped,
     continued or cut off). ``slot`` of ``slots``: of a grant, in a lock that several may hold.
     """
@@ -60,6 +60,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._places: dict[str, str] = {}  # by token
+        self._asked: dict[str, float] = {}  # by token, since when the store may have granted it
         self._file = os.open(folder / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, kind: str, *, pid: int | None = None, **about: Any) -> None:
@@ -76,13 +77,19 @@ class Journal:
         lease.__class__ = recorded_kind(lease)
         assert isinstance(lease, RecordedLease)
         place, sent = self._places.pop(lease.token, ""), lease.deadline - lease.ttl * 0.99 + 0.002
+        sent = min(sent, self._asked.pop(lease.token, sent))  # which may have been repeated, for want of an answer
         slots = {"slot": lease.slot, "slots": lease.holder.slots}
         self.write(
             "grant", name=lease.name, fence=lease.fence, place=place, sent=sent, deadline=lease.deadline, **slots
         )
 
-    def answered(self, request: LockRequest) -> None:
+    def asks(self, request: LockRequest) -> None:
+        self._asked.setdefault(request.token, clock())
+
+    def answered(self, request: LockRequest, answer: Grant | LockInfo) -> None:
         """By the store, which may have given it another place."""
+        if isinstance(answer, LockInfo):
+            self._asked.pop(request.token, None)
         if request.place != self._places.get(request.token, ""):
             self._places[request.token] = request.place
             if request.place:
@@ -135,15 +142,19 @@ class Recording(BaseLockBackend):
     journal: Journal | None = None
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        if Recording.journal:
+            Recording.journal.asks(request)
         answer = super().acquire(request, queue=queue)
         if Recording.journal:
-            Recording.journal.answered(request)
+            Recording.journal.answered(request, answer)
         return answer
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
+        if Recording.journal:
+            Recording.journal.asks(request)
         answer = await super().aacquire(request, queue=queue)
         if Recording.journal:
-            Recording.journal.answered(request)
+            Recording.journal.answered(request, answer)
         return answer
 
 

@@ -111,13 +111,16 @@ class TestReaders:
             return wake(waiters, token)
 
         monkeypatch.setattr(Waiters, "wake", recorded)
-        for _ in range(3):
+
+        def it_read_itself():
             with lock("name", ttl=60):
                 waiter = Waiter()
                 self.wait_until_queued(postgres_locks, "name")
             assert waiter.got_in.wait(PATIENCE)
             waiter.end()
-        assert not readers[-1].startswith("distlock-listener")
+            return not readers[-1].startswith("distlock-listener")
+
+        eventually(it_read_itself)  # on a busy machine the listener's nap may be over before it comes again
 
     def test_those_who_do_not_read_are_woken_too(self, postgres_locks, no_looks):
         for _ in range(3):
