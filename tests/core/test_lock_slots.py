@@ -136,7 +136,7 @@ class TestHowMany:
             assert lease.slot == 1
 
     def test_no_one_enters_one_of_several_again(self):
-        with pytest.raises(ValueError, match="reentrant=True is for a lock that one holds at a time"):
+        with pytest.raises(ValueError, match="reentrant=True is for locks with one slot"):
             lock("name", slots=2, reentrant=True)
 
     def test_who_allows_fewer_does_not_enter_its_own_lease_beside_others(self):

@@ -70,7 +70,7 @@ class TestWhatIsStored:
         eventually(lambda: b"granted now" in behind.data(path))
 
     def test_many_names_lie_in_256_folders(self, zookeeper_locks, behind):
-        requests = [lock_request(f"order:{number}") for number in range(300)]
+        requests = [lock_request(f"order:{number}", ttl=6 * PATIENCE) for number in range(300)]
         for request in requests:
             granted(zookeeper_locks, request)
         folders = {path.split("/")[2] for path in behind.places()}
