@@ -10,6 +10,8 @@ from celery.signals import worker_init, worker_process_init  # type: ignore[impo
 
 from ..utils.clock import clock
 
+LONGEST_PAUSE = 5.0  # seconds
+
 
 class Countdowns:
     """Those that may not be over.
@@ -45,4 +47,6 @@ def _count_threads(sender: Any, **_: Any) -> None:
 
 @worker_process_init.connect  # type: ignore[untyped-decorator]
 def _count_one(**_: Any) -> None:
+    """A child may follow one that had a countdown under way, as with max_tasks_per_child."""
     countdowns.most = 1
+    countdowns.take(LONGEST_PAUSE)

@@ -14,6 +14,7 @@ import random
 from contextlib import suppress
 from typing import Any
 
+from celery.app.task import extract_exec_options  # type: ignore[import-untyped]
 from celery.utils.quorum_queues import detect_quorum_queues  # type: ignore[import-untyped]
 
 from .. import names
@@ -22,7 +23,7 @@ from ..exceptions import LockBackendError, LockNotAcquired
 from ..options import settled
 from ..utils.clock import sleep, wall_clock
 from ..utils.events import about_event
-from .countdowns import countdowns
+from .countdowns import LONGEST_PAUSE, countdowns
 
 STANDS_BY = 0.5  # seconds for which a run waits in its worker for a lock that is busy
 PACE = 16.0  # requeues a second of the tasks that wait for one lock
@@ -30,21 +31,20 @@ LONGEST_WAIT = 5.0  # seconds for which a run waits to be sent again, also where
 PACE_TTL = 1.0  # seconds for which a process that is killed as it sends keeps others from it
 
 FIRST_PAUSE = 0.5  # seconds
-LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.1
 VISIBILITY_TIMEOUT = 3600.0  # seconds, where the broker's options name none; kombu's for Redis
 
 logger = logging.getLogger("django_distlock")
 
 
-def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: str, within: float) -> None:
-    """Wait until a task that wants this lock may be sent again, but no longer than so many seconds.
+def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: str, timeout: float) -> None:
+    """Wait until a task that wants this lock may be sent again, but no longer than ``timeout`` seconds.
 
     Where the store fails, nobody knows of the others: the process makes a pause of its own.
     """
     if isinstance(problem, LockNotAcquired):
         options = settled(
-            ttl=PACE_TTL, renew=False, wait=min(within, LONGEST_WAIT), max_waiters=None, min_hold=1 / PACE,
+            ttl=PACE_TTL, renew=False, wait=min(timeout, LONGEST_WAIT), max_waiters=None, min_hold=1 / PACE,
             max_hold=None, on_lost="log", in_atomic="ignore", on_unavailable="raise",
         )  # fmt: skip
         name, template = names.own_name("requeue:{}", problem.name), names.OWN + "requeue:{}"
@@ -55,22 +55,25 @@ def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: 
             return
         except LockBackendError as error:
             logger.info("%s is sent again without a pace: %s", label, error, extra=about_event("no-pace", task=label))
-    sleep(min(within, random.uniform(FIRST_PAUSE, 2 * FIRST_PAUSE)))
+    sleep(min(timeout, random.uniform(FIRST_PAUSE, 2 * FIRST_PAUSE)))
 
 
-def countdown_for(app: Any, problem: LockNotAcquired | LockBackendError, requeues: int, within: float) -> float | None:
+def countdown_for(
+    signature: Any, problem: LockNotAcquired | LockBackendError, requeues: int, timeout: float, *, always: bool
+) -> float | None:
     """The seconds of the countdown with which a task is sent again; None: it is sent without one.
 
-    ``within``: at most so many, but where RabbitMQ delays the message itself, by whole seconds.
+    ``timeout``: at most so many, but where RabbitMQ delays the message itself, by whole seconds. ``always``: also if
+    the process has others under way, among which it does not count.
     """
-    longest = min(visibility_timeout(app) / 2, within)  # after the timeout the message would be delivered twice
+    longest = min(visibility_timeout(signature.app) / 2, timeout)  # after it the message would be delivered twice
     if isinstance(problem, LockNotAcquired):
         held_for = wall_clock() - problem.holder.since if problem.holder else LONGEST_PAUSE
         longest = min(longest, longest_pause(held_for, problem.retry_after))
     pause = pause_before(requeues, longest)
-    if delays_in_broker(app):
+    if delays_in_broker(signature):
         return float(max(1, math.ceil(pause)))
-    return pause if countdowns.take(pause) else None
+    return pause if always or countdowns.take(pause) else None
 
 
 def longest_pause(held_for: float, remaining: float | None) -> float:
@@ -94,7 +97,15 @@ def visibility_timeout(app: Any) -> float:
     return float((app.conf.broker_transport_options or {}).get("visibility_timeout") or VISIBILITY_TIMEOUT)
 
 
-def delays_in_broker(app: Any) -> bool:
-    """Whether delayed messages wait in RabbitMQ itself, which counts whole seconds, and not in a worker."""
-    driver_type = app.connection_for_write().get_transport_cls().driver_type
-    return bool(detect_quorum_queues(app, driver_type)[0])
+def delays_in_broker(signature: Any) -> bool:
+    """Whether the message waits in RabbitMQ itself, which counts whole seconds, and not in a worker.
+
+    Celery lets it do so if the app has a quorum queue, and the exchange of this message is not direct.
+    """
+    task, app = signature.type, signature.app
+    if not detect_quorum_queues(app, app.connection_for_write().get_transport_cls().driver_type)[0]:
+        return False
+    options = {**extract_exec_options(task), **signature.options}
+    route = app.amqp.router.route(options, task.name, signature.args, signature.kwargs, task)
+    queue = route.get("queue")
+    return bool((queue.exchange.type if queue else route["exchange_type"]) != "direct")

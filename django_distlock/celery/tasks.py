@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -23,13 +23,13 @@ from .. import names
 from ..backends.base import BaseLockBackend
 from ..core import labels
 from ..core.group import Leases, leases_of
-from ..core.holds import raises_when_lost
+from ..core.holds import acquired_here, raises_when_lost
 from ..core.lease import Lease
 from ..core.lock import Lock
 from ..core.registry import locks
 from ..exceptions import LockBackendError, LockNotAcquired, LockTimeout
 from ..message_ids import is_known, task_of
-from ..options import settled
+from ..options import Options, settled
 from ..types import Holder, LockInfo, LockRequest, State, shown
 from ..utils.clock import wall_clock
 from ..utils.events import about_event
@@ -42,7 +42,7 @@ MARK_TTL = 10.0  # seconds of the lease that becomes a mark
 UNIQUE_RUN = "distlock_unique_run"  # attribute of the request of a task that is unique: its UniqueRun
 
 REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again for want of its lock
-WAITS_SINCE = "distlock_waits_since"  # header of a message: when its first run did not get its lock, since 1970
+WAITS = "distlock_waits"  # header of a message: the attempt, and since when it waits for each lock that it did not get
 FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
 
 logger = logging.getLogger("django_distlock")
@@ -56,15 +56,29 @@ class Run:
         self._request = task.request
         self._is_body = _is_body(task, function)
         self._began_at = wall_clock()
+        self._wanted = ""  # the names of its locks
         self.message = message_of(self._request) if self._is_in_worker else ""
 
     @property
     def label(self) -> str:
         return shown(labels.of_task(self._task))
 
-    def standing_by(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options of a lock for which it waits in its worker for a moment; without a worker as they are given."""
-        return {**given, "wait": STANDS_BY} if self._is_in_worker else given
+    def waiting(
+        self, lock_names: Iterable[str], options: Options, retry_for: float | None, *, stands_by: bool = False
+    ) -> Options:
+        """The options of the locks that this run asks for now, under these names.
+
+        ``stands_by``: it waits in its worker for a moment. No wait is longer than what is left of ``retry_for``.
+        Without a worker they are as they were given.
+        """
+        self._wanted = ", ".join(sorted(lock_names))
+        if not self._is_in_worker:
+            return options
+        wait = STANDS_BY if stands_by else options.own.wait
+        remaining = max(0.0, self._deadline(retry_for) - wall_clock())
+        if wait is None or wait > remaining:
+            return Options({**options.given, "wait": None if math.isinf(remaining) else remaining})
+        return settled(**{**options.given, "wait": wait}) if stands_by else options
 
     def retry(self, problem: LockNotAcquired | LockBackendError, retry_for: float | None) -> NoReturn:
         """Send the task again, to run later, without counting it as one of its ``max_retries``.
@@ -74,12 +88,16 @@ class Run:
         """
         if not self._is_in_worker:
             raise problem
-        left = math.inf if retry_for is None else self._waits_since + retry_for - wall_clock()
-        if left <= 0 and isinstance(problem, LockNotAcquired):
-            raise _timeout(problem, retry_for)
-        if left <= 0:
+        since, deadline = self._waits_since, self._deadline(retry_for)
+        if deadline <= wall_clock():
+            self._end_wait()
+            if isinstance(problem, LockNotAcquired):
+                raise self._timeout(problem, wall_clock() - since)
             raise problem
-        signature, pause = self._send_again(problem, left, {WAITS_SINCE: self._waits_since})
+        waits = {WAITS: [self._request.retries, {**self._waits, self._wanted: since}]}
+        # Who waits for the pace with a lock would keep that from others.
+        keeps_others_waiting = any(lease.is_held for lease in acquired_here())
+        signature, pause = self._send_again(problem, deadline, waits, at_pace=not keeps_others_waiting)
         raise Retry(exc=problem, when=pause or 0.0, sig=signature)
 
     def handle_busy(self, busy: LockNotAcquired, *, retries: bool) -> None:
@@ -92,10 +110,13 @@ class Run:
         if not (self._is_body and self._is_in_worker):
             return
         self._stop_if_late_copy(busy.name, locks[busy.using])
-        holder = self._message_of_holder(busy)
-        if task_of(holder) != str(self._request.id):
+        holder = self._holder(busy)
+        if holder and holder.slots > 1 and self._is_in_another_slot(busy):
+            self.ignore_copy(busy)
+        message = holder.message if holder else ""
+        if task_of(message) != str(self._request.id):
             return
-        if self._is_work_of(holder):
+        if self._is_work_of(message):
             self.ignore_copy(busy)
         if not retries:
             logger.warning(
@@ -105,12 +126,17 @@ class Run:
             raise Ignore(f"{self.label} is at work.")
 
     @staticmethod
-    def _message_of_holder(busy: LockNotAcquired) -> str:
+    def _holder(busy: LockNotAcquired) -> Holder | None:
         holder = busy.holder
         if holder is None and busy.reason == "crowded":  # by this process, which did not ask the store
             [leases] = locks[busy.using].look([busy.name])
             holder = next((info.holder for info in leases), None)
-        return holder.message if holder else ""
+        return holder
+
+    def _is_in_another_slot(self, busy: LockNotAcquired) -> bool:
+        """Whether a delivery of the same message is at work: of all that have a slot, ``busy`` names one."""
+        [leases] = locks[busy.using].look([self._running(busy.name)])
+        return bool(leases)
 
     @contextmanager
     def holding(self, lease: Lease | Leases) -> Iterator[None]:
@@ -120,6 +146,7 @@ class Run:
         which its copies see that.
         """
         if not self._is_body:
+            self._end_wait()
             yield
             return
         if self._task.acks_late and self._is_in_worker:
@@ -155,7 +182,7 @@ class Run:
             yield
             return
         options = settled(wait=0, min_hold=0, max_hold=None, on_lost="log", in_atomic="ignore")
-        name, template = names.own_name("running:{}:{}", self.message, lease.name), names.OWN + "running:{}:{}"
+        name, template = self._running(lease.name), names.OWN + "running:{}:{}"
         alone = Lock(name, lease.using, options, self.label, self.message, prefix=lease.prefix, template=template)
         with ExitStack() as stack:
             try:
@@ -163,6 +190,9 @@ class Run:
             except LockNotAcquired as busy:
                 self.ignore_copy(busy)
             yield
+
+    def _running(self, lock_name: str) -> str:
+        return names.own_name("running:{}:{}", self.message, lock_name)
 
     @property
     def _is_in_worker(self) -> bool:
@@ -173,7 +203,7 @@ class Run:
 
         It may be that the delivery which is at work dies: then this one is needed.
         """
-        _, pause = self._send_again(busy, math.inf, {})
+        _, pause = self._send_again(busy, math.inf, {}, at_pace=False)
         logger.info(
             "%s is at work already, so this delivery is sent again in %.1f s. %s", self.label, pause or 0.0, busy,
             extra=about_event("copy-sent-again", task=self.label),
@@ -198,33 +228,62 @@ class Run:
     def _headers(self) -> dict[str, Any]:
         return self._request.headers or {}
 
+    # The message has with it since when it waits: for each decorator, by the names of its locks, and for one attempt.
+
+    @property
+    def _waits(self) -> dict[str, float]:
+        """Since when this attempt waits for the locks that it did not get, in seconds since 1970."""
+        attempt, waits = self._headers.get(WAITS) or (None, {})
+        return waits if attempt == self._request.retries else {}
+
     @property
     def _waits_since(self) -> float:
-        return float(self._headers.get(WAITS_SINCE) or self._began_at)
+        return float(self._waits.get(self._wanted, self._began_at))
+
+    def _deadline(self, retry_for: float | None) -> float:
+        """In seconds since 1970."""
+        return math.inf if retry_for is None else self._waits_since + retry_for
 
     def _end_wait(self) -> None:
-        """A retry of the task, or what replaces it, begins to wait anew."""
-        if WAITS_SINCE in self._headers:
-            self._request.headers = {key: value for key, value in self._headers.items() if key != WAITS_SINCE}
+        if self._wanted in self._waits:
+            others = {lock_names: since for lock_names, since in self._waits.items() if lock_names != self._wanted}
+            self._request.headers = {**self._headers, WAITS: [self._request.retries, others]}
+
+    def _timeout(self, busy: LockNotAcquired, waited: float) -> LockTimeout:
+        about = {key: value for key, value in vars(busy).items() if not key.startswith("_")}
+        why = f"The task did not get its lock for {waited:.1f} s, and was sent again {self._requeues} times in all."
+        return LockTimeout(f"{why} {busy}", **about)
+
+    @property
+    def _requeues(self) -> int:
+        return int(self._headers.get(REQUEUES, 0))
 
     def _send_again(
-        self, problem: LockNotAcquired | LockBackendError, within: float, more: Mapping[str, Any]
+        self,
+        problem: LockNotAcquired | LockBackendError,
+        deadline: float,
+        more: Mapping[str, Any],
+        *,
+        at_pace: bool,
     ) -> tuple[Any, float | None]:
-        """The message, and the seconds of its countdown; None: it has none. ``more``: headers.
+        """The message, and the seconds of its countdown; None: it has none.
+
+        ``deadline``: until when it may wait, in seconds since 1970. ``more``: headers. ``at_pace``: when others let it,
+        and with a countdown if the process has none; else at once, always with one.
 
         Raises Reject, by which nothing is recorded, if the broker does not take the message.
         """
-        app, requeues = self._task.app, int(self._headers.get(REQUEUES, 0))
-        keep_pace(problem, self.label, self.message, within)
-        countdown = countdown_for(app, problem, requeues, max(0.0, within))
+        if at_pace:
+            keep_pace(problem, self.label, self.message, max(0.0, deadline - wall_clock()))
         signature = self._task.signature_from_request(
             self._request,
-            countdown=countdown,
             retries=self._request.retries,
-            headers={**self._headers, **more, REQUEUES: requeues + 1},
+            headers={**self._headers, **more, REQUEUES: self._requeues + 1},
         )
+        timeout = max(0.0, deadline - wall_clock())
+        countdown = countdown_for(signature, problem, self._requeues, timeout, always=not at_pace)
         try:
-            signature.apply_async()
+            signature.set(countdown=countdown).apply_async()
         except OperationalError as error:
             raise Reject(error, requeue=self._task.acks_late) from error
         return signature, countdown
@@ -271,11 +330,6 @@ class Run:
 
 def _retries_of(mark: LockInfo) -> float:
     return int(mark.holder.message) if mark.holder and mark.holder.message.isdecimal() else math.inf
-
-
-def _timeout(busy: LockNotAcquired, retry_for: float | None) -> LockTimeout:
-    about = {key: value for key, value in vars(busy).items() if not key.startswith("_")}
-    return LockTimeout(f"The task did not get its lock for {retry_for:g} s. {busy}", **about)
 
 
 @lru_cache(maxsize=8)

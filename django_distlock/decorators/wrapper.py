@@ -174,14 +174,17 @@ class LockedCallable:
         label, message, options = self._label(args, request, run), run.message if run else "", self._options
         if self._slots_of is not None:
             options = settled(**{**options.given, "slots": self._slots_of(*args, **kwargs)})
-        if self._stands_by and run:
-            options = settled(**run.standing_by(options.given))
         if self._make_key:
             name = self._make_key(args, kwargs)
+            if run:
+                options = run.waiting([name], options, self._retry_for, stands_by=self._stands_by)
             return Lock(name, self._using, options, label, message, template=self._template)
+        lock_names = [make_key(args, kwargs) for make_key, _ in self._keys]
+        if run:
+            options = run.waiting(lock_names, options, self._retry_for, stands_by=self._stands_by)
         handles = [
-            Lock(make_key(args, kwargs), self._using, options, label, message, template=template)
-            for make_key, template in self._keys
+            Lock(name, self._using, options, label, message, template=template)
+            for name, (_, template) in zip(lock_names, self._keys, strict=True)
         ]
         return LockGroup(handles, options.own.wait)
 

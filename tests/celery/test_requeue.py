@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from django_distlock import distributed_lock, lock, locks
+from django_distlock import LockTimeout, distributed_lock, lock, locks
 from django_distlock.celery import requeue, tasks
 from django_distlock.celery.countdowns import Countdowns
 from django_distlock.celery.tasks import REQUEUES
@@ -75,6 +77,112 @@ class TestStandingBy:
         work(wait=0).delay()
         shop.deliver(shop.next())
         assert shop.next().headers[REQUEUES] == 1
+
+
+@pytest.mark.usefixtures("holder")
+class TestRetryFor:
+    """The message has with it since when it waits, for each lock and one attempt. A delivery takes ten seconds."""
+
+    @pytest.fixture(autouse=True)
+    def now(self, monkeypatch):
+        now = [time.time()]
+        monkeypatch.setattr(tasks, "wall_clock", lambda: now[0])
+        monkeypatch.setattr(tasks, "STANDS_BY", 0.01)
+        return now
+
+    @pytest.fixture
+    def deliver(self, shop, now):
+        """The next message. Returns its headers, or None."""
+
+        def deliver():
+            if message := shop.next():
+                shop.deliver(message)
+                now[0] += 10
+            return message and message.headers
+
+        return deliver
+
+    @pytest.fixture
+    def helper(self, shop):
+        @distributed_lock("work", on_busy="retry", retry_for=25)
+        def helper():
+            shop.runs.append("work")
+
+        return helper
+
+    def test_it_ends_where_the_inner_one_of_two_decorators_waits(self, shop, helper, deliver):
+        sent = shop.app.task(name="stacked", shared=False)(distributed_lock("outer")(helper)).delay()
+        assert [headers[REQUEUES] for headers in [deliver() for _ in range(4)][1:]] == [1, 2, 3]
+        assert deliver() is None
+        assert shop.result(sent.id)[0] == "FAILURE"
+
+    def test_it_ends_where_a_helper_of_a_guarded_task_waits(self, shop, helper, deliver):
+        @shop.app.task(name="calls", shared=False)
+        @distributed_lock("outer")
+        def task():
+            helper()
+
+        sent = task.delay()
+        assert [headers[REQUEUES] for headers in [deliver() for _ in range(4)][1:]] == [1, 2, 3]
+        assert deliver() is None
+        assert shop.result(sent.id)[0] == "FAILURE"
+
+    def test_it_begins_anew_with_a_retry_of_the_task_that_gave_up(self, shop, helper, deliver):
+        options = {"autoretry_for": (LockTimeout,), "max_retries": 1, "retry_kwargs": {"countdown": 0}}
+        sent = shop.app.task(name="auto", shared=False, **options)(helper).delay()
+        assert [deliver()["retries"] for _ in range(8)] == [0] * 4 + [1] * 4
+        assert deliver() is None
+        assert shop.result(sent.id)[0] == "FAILURE"
+
+    def test_it_begins_anew_where_the_body_goes_on_without_the_lock(self, shop, helper, deliver):
+        @shop.app.task(name="goes_on", shared=False)
+        def task():
+            with suppress(LockTimeout):
+                helper()
+            helper()
+
+        sent = task.delay()
+        assert [headers[REQUEUES] for headers in [deliver() for _ in range(5)][1:]] == [1, 2, 3, 4]
+        assert shop.result(sent.id)[0] == "RETRY"
+
+    def test_it_begins_anew_with_a_retry_of_a_task_whose_helper_waited(self, shop, helper, holder, deliver):
+        @shop.app.task(name="retries_itself", bind=True, shared=False)
+        def task(self):
+            helper()
+            if not self.request.retries:
+                raise self.retry(countdown=0)
+
+        sent = task.delay()
+        deliver()
+        deliver()
+        holder()
+        deliver()
+        with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+            pool.submit(stack.enter_context, lock("work")).result()
+            assert deliver()["retries"] == 1
+            pool.submit(stack.close).result()
+        assert shop.result(sent.id)[0] == "RETRY"
+        deliver()
+        assert shop.result(sent.id)[0] == "SUCCESS"
+        assert shop.runs == ["work", "work"]
+
+
+@pytest.mark.usefixtures("holder")
+class TestRetryForInTheWorker:
+    """No run waits there for longer."""
+
+    @pytest.mark.parametrize("wait", [3600, None])
+    @pytest.mark.parametrize("name", ["work", ["other", "work"]], ids=["one lock", "several"])
+    def test_it_bounds_the_wait(self, shop, name, wait):
+        @shop.app.task(name="waits", shared=False)
+        @distributed_lock(name, on_busy="retry", wait=wait, retry_for=0.5)
+        def task(): ...
+
+        sent = task.delay()
+        shop.deliver(shop.next())
+        state, error = shop.result(sent.id)
+        assert (state, type(error)) == ("FAILURE", LockTimeout)
+        assert shop.next() is None
 
 
 class TestPause:

@@ -86,6 +86,7 @@ def test_those_that_wait_for_long_are_sent_again_at_a_pace_and_leave_the_worker_
     with all_slots(name):
         sent = [worker.send("limited", name, 0.0) for _ in range(30)]
         eventually(lambda: len(worker.journal(name, "requeue")) >= 60, 90)
+        eventually(lambda: any(each["eta"] for each in worker.journal(name, "requeue")), 60)
         worker.send("plain", "beside", name)
         eventually(lambda: worker.journal(name, "plain"), 60)
         assert worker.journal(name, "run") == []

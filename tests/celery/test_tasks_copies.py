@@ -81,6 +81,26 @@ def test_no_delivery_takes_a_second_slot_beside_one_that_is_at_work(shop, beside
     assert shop.next() is None
 
 
+@pytest.mark.parametrize("on_busy", ["skip", "raise", "retry"])
+def test_no_delivery_answers_for_one_that_is_at_work_in_any_slot(on_busy, shop, beside):
+    """Where all are taken, the first one to be free is named as busy: the lease of another one has little time left."""
+    sent = shop.task(slots=2, on_busy=on_busy).delay("wait")
+    message = shop.next()
+    with Lock("work", "default", settled(slots=2, ttl=20.0)):
+        first = beside(shop.deliver, message, True)
+        assert shop.is_working.wait(30)
+        shop.deliver(message)
+        assert shop.result(sent.id)[0] == "PENDING"
+        again = shop.next()
+        assert again.headers[REQUEUES] == 1
+        shop.go.set()
+        first.result(30)
+        shop.deliver(again)
+    assert shop.runs == [(sent.id, 0)]
+    assert shop.result(sent.id) == ("SUCCESS", "wait")
+    assert shop.next() is None
+
+
 def test_other_messages_take_the_other_slots(shop, beside):
     task = shop.task(slots=2)
     waits, returns = task.delay("wait"), task.delay()

@@ -31,10 +31,10 @@ from django_distlock import (
     lock_all,
     locks,
 )
-from django_distlock.celery import countdowns, requeue
+from django_distlock.celery import countdowns, requeue, tasks
 from django_distlock.celery.messages import HEADER
-from django_distlock.celery.tasks import REQUEUES, WAITS_SINCE, Run
-from django_distlock.options import settled
+from django_distlock.celery.tasks import REQUEUES, WAITS, Run
+from django_distlock.options import DEFAULTS, settled
 from django_distlock.testing import store_down
 from tests.support.leases import request_of
 
@@ -304,8 +304,11 @@ class TestSentAgain:
         work.apply_async = lambda args, kwargs, **options: sent.append(options)  # what the signature ends in
 
         def make(**request):
-            work.push_request(id="the-id", args=(), kwargs={}, called_directly=False, is_eager=False, **request)
-            return Run(work, work.run.__func__)
+            given = {"id": "the-id", "args": (), "kwargs": {}, "called_directly": False, "is_eager": False, **request}
+            work.push_request(**given)
+            run = Run(work, work.run.__func__)
+            run.waiting(["name"], DEFAULTS, None)
+            return run
 
         make.sent = sent
         return make
@@ -332,7 +335,10 @@ class TestSentAgain:
             ).retry(self.busy(), None)
         [options] = run.sent
         assert (options["retries"], options["task_id"], options["group_id"]) == (2, "the-id", "the-group")
-        assert began <= options["headers"].pop(WAITS_SINCE) <= time.time()
+        [attempt, waits] = options["headers"].pop(WAITS)
+        assert attempt == 2
+        assert began <= waits.pop("name") <= time.time()
+        assert waits == {}
         assert options["headers"] == {"mine": 1, REQUEUES: 1}
         assert options["queue"] == "q"
         assert 0.25 <= options["countdown"] <= 0.5
@@ -351,18 +357,32 @@ class TestSentAgain:
             with pytest.raises(Retry):
                 run().retry(self.busy(), None)
         assert [options["countdown"] is None for options in run.sent] == [False, False, True]
+
+    def test_a_new_child_has_none_at_first(self, run):
+        """With max_tasks_per_child=1 it follows one that has just sent a message."""
         worker_process_init.send(sender=None)
+        with pytest.raises(Retry):
+            run().retry(self.busy(), None)
+        assert [options["countdown"] for options in run.sent] == [None]
         assert requeue.countdowns.most == 1
 
-    @pytest.mark.parametrize("read", ["amqp://nowhere.invalid", "redis://nowhere.invalid"])
-    def test_rabbitmqs_own_delays_are_whole_seconds_and_any_number_of_them(self, read, run, app):
-        """Celery cuts them, and RabbitMQ knows no delay of 0."""
-        app.conf.broker_write_url, app.conf.task_default_queue_type = read, "quorum"
+    @pytest.mark.parametrize(
+        ("write", "exchange"),
+        [
+            ("amqp://nowhere.invalid", "topic"),
+            ("amqp://nowhere.invalid", "direct"),
+            ("redis://nowhere.invalid", "topic"),
+        ],
+    )
+    def test_rabbitmqs_own_delays_are_whole_seconds_and_any_number_of_them(self, write, exchange, run, app):
+        """Celery cuts them, and RabbitMQ knows no delay of 0. Behind a direct exchange a worker waits."""
+        app.conf.broker_write_url, app.conf.task_default_queue_type = write, "quorum"
+        app.conf.task_default_exchange_type = exchange
         for requeues in (0, 1, 9):
             with pytest.raises(Retry):
                 run(headers={REQUEUES: requeues}).retry(self.busy(), None)
         pauses = [options["countdown"] for options in run.sent]
-        if read.startswith("amqp"):
+        if (write, exchange) == ("amqp://nowhere.invalid", "topic"):
             assert all(pause.is_integer() and pause >= 1 for pause in pauses)
         else:
             assert pauses[0] < 1
@@ -391,30 +411,67 @@ class TestSentAgain:
 
     def test_after_its_time_it_fails(self, run):
         busy, since = self.busy(), time.time() - 60
+        waits = {WAITS: [2, {"name": since}], REQUEUES: 7}
         with pytest.raises(Retry):
-            run(headers={WAITS_SINCE: since}).retry(busy, 3600)
-        with pytest.raises(LockTimeout, match=r"^The task did not get its lock for 30 s. .*held by") as caught:
-            run(headers={WAITS_SINCE: since}).retry(busy, 30)
+            run(retries=2, headers=waits).retry(busy, 3600)
+        text = r"^The task did not get its lock for 60\.\d s, and was sent again 7 times in all\. .*held by"
+        with pytest.raises(LockTimeout, match=text) as caught:
+            run(retries=2, headers=waits).retry(busy, 30)
         assert vars(caught.value) == vars(busy)
         with pytest.raises(LockBackendError, match="away"):
-            run(headers={WAITS_SINCE: since}).retry(LockBackendError("away"), 30)
+            run(retries=2, headers=waits).retry(LockBackendError("away"), 30)
         [options] = run.sent
-        assert options["headers"][WAITS_SINCE] == since
+        assert options["headers"][WAITS] == [2, {"name": since}]
 
     def test_it_is_tried_once_more_at_the_end_of_its_time(self, run):
         with pytest.raises(Retry):
-            run(headers={REQUEUES: 9, WAITS_SINCE: time.time() - 60}).retry(self.busy(), 60.1)
+            run(retries=0, headers={REQUEUES: 9, WAITS: [0, {"name": time.time() - 60}]}).retry(self.busy(), 60.1)
         assert run.sent[0]["countdown"] <= 0.1
 
-    def test_what_the_body_retries_waits_anew(self, run):
-        headers = {WAITS_SINCE: 1.0, REQUEUES: 3}
-        again = run(headers=headers)
+    def test_what_waits_for_the_pace_has_less_time_for_its_countdown(self, run, monkeypatch):
+        monkeypatch.setattr(tasks, "keep_pace", lambda problem, label, message, timeout: time.sleep(timeout - 0.1))
+        monkeypatch.setattr(requeue, "longest_pause", lambda held_for, remaining: math.inf)
+        with pytest.raises(Retry):
+            run(headers={REQUEUES: 9}).retry(self.busy(), 1.0)
+        assert run.sent[0]["countdown"] <= 0.1
+
+    def test_one_that_has_another_lock_does_not_keep_that_from_others_for_the_pace(self, run, monkeypatch):
+        monkeypatch.setattr(tasks, "keep_pace", lambda *_: pytest.fail("It waits."))
+        requeue.countdowns.take(60.0)
+        busy = self.busy()
+        with lock("outer"), pytest.raises(Retry):
+            run().retry(busy, None)
+        assert 0.25 <= run.sent[0]["countdown"] <= 0.5
+
+    def test_it_waits_in_its_worker_for_no_longer_than_it_may_wait_at_all(self, run):
+        def wait(retry_for, waited=0.0, **given):
+            waits = {"name": time.time() - waited} if waited else {}
+            again = run(retries=1, headers={WAITS: [1, waits]})
+            return again.waiting(["name"], settled(**given), retry_for).own.wait
+
+        assert wait(60, wait=3) == 3
+        assert 59 < wait(60, wait=100) <= 60
+        assert 9 < wait(60, wait=100, waited=50) <= 10
+        assert 59 < wait(60, wait=None) <= 60
+        assert wait(60, wait=100, waited=70) == 0
+        assert wait(None, wait=None) is None
+
+    def test_a_lock_that_it_gets_ends_the_wait_for_that_lock_alone(self, run):
+        headers = {WAITS: [0, {"name": 1.0, "inner": 2.0}], REQUEUES: 3}
+        again = run(retries=0, headers=headers)
         with lock("name") as lease, again.holding(lease):
             pass
         with pytest.raises(Retry):
             again.retry(self.busy(), 60)
         [options] = run.sent
-        assert options["headers"][WAITS_SINCE] > 1
+        [_, waits] = options["headers"][WAITS]
+        assert waits.pop("name") > 2
+        assert waits == {"inner": 2.0}
+
+    def test_a_retry_of_the_task_waits_anew(self, run):
+        with pytest.raises(Retry):
+            run(retries=1, headers={WAITS: [0, {"name": 1.0}]}).retry(self.busy(), 60)
+        assert run.sent[0]["headers"][WAITS][1]["name"] > 1
 
     def test_it_does_not_meet_others(self, run):
         run(retries=1).handle_busy(self.busy("other-id."), retries=False)
@@ -427,6 +484,19 @@ class TestSentAgain:
         [options] = run.sent
         assert options["headers"] == {REQUEUES: 4, **mine}
         assert options["retries"] == 1
+
+    def test_it_has_a_countdown_that_grows_also_beside_others_of_its_process(self, run):
+        """Copies of long tasks would be delivered again at once, for as long as those work."""
+        busy = self.busy("the-id.1234")
+        busy.holder = busy.holder._replace(since=time.time() - 3600)
+        busy.retry_after = None
+        requeue.countdowns.take(60.0)
+        for requeues, shortest in ((0, 0.25), (9, 2.5)):
+            with pytest.raises(Ignore):
+                run(headers={REQUEUES: requeues, HEADER: "the-id.1234"}).handle_busy(busy, retries=True)
+            assert shortest <= run.sent[-1]["countdown"] <= 2 * shortest
+        requeue.countdowns.most = 2
+        assert requeue.countdowns.take(60.0)
 
     def test_so_does_one_that_was_refused_because_others_of_its_process_wait(self, run):
         """The store was not asked then who has the lock."""
