@@ -7,12 +7,15 @@ span, and what runs under a lock has the same parent as the lock.
 Metrics: the histograms ``distlock.wait`` and ``distlock.hold`` (seconds), the counters ``distlock.acquired``,
 ``distlock.busy``, ``distlock.lost`` and ``distlock.renewals``, and the gauge ``distlock.held``, of the leases that this
 process holds. Their attributes are ``template`` and ``alias``.
+
+The locks by which this package remembers something are not told.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +30,7 @@ from ..core.lease import Lease
 from ..core.registry import locks
 from ..exceptions import LockBackendError
 from ..monitoring.series import series_of
+from ..names import OWN
 from ..utils import fork
 from ..utils.clock import wall_clock
 from ..version import VERSION
@@ -53,6 +57,17 @@ def uninstrument() -> None:
         for signal, receiver in _instruments.receivers():
             signals.disconnect_prompt(signal, receiver)
     _instruments = None
+
+
+def _of_others(receiver: Callable[..., None]) -> Callable[..., None]:
+    """Receives nothing of the locks by which this package remembers something."""
+
+    @wraps(receiver)
+    def receive(self: Instruments, name: str, **about: Any) -> None:
+        if not name.startswith(OWN):
+            receiver(self, name=name, **about)
+
+    return receive
 
 
 class Instruments:
@@ -86,6 +101,7 @@ class Instruments:
             (signals.lock_lost, self.on_lost),
         ]
 
+    @_of_others
     def on_acquired(self, name: str, template: str, using: str, lease: Lease, waited: float, **_: object) -> None:
         series = _series(template, name, using)
         self._contexts[lease] = here = context.get_current()
@@ -93,24 +109,29 @@ class Instruments:
         self._wait.record(waited, series)
         self._span("distlock.wait", waited, here, {**series, "name": name, "outcome": "acquired"})
 
+    @_of_others
     def on_busy(self, name: str, template: str, using: str, reason: str, waited: float, **_: object) -> None:
         series = _series(template, name, using)
         self._busy.add(1, series)
         self._wait.record(waited, series)
         self._span("distlock.wait", waited, context.get_current(), {**series, "name": name, "outcome": reason})
 
+    @_of_others
     def on_unavailable(
         self, name: str, template: str, using: str, waited: float, error: LockBackendError, **_: object
     ) -> None:
         about = {**_series(template, name, using), "name": name, "outcome": "unavailable"}
         self._span("distlock.wait", waited, context.get_current(), about, problem=type(error).__name__)
 
+    @_of_others
     def on_renewed(self, name: str, template: str, using: str, **_: object) -> None:
         self._renewals.add(1, _series(template, name, using))
 
+    @_of_others
     def on_released(self, name: str, template: str, using: str, lease: Lease, held: float, **_: object) -> None:
         self._end(_series(template, name, using), lease, held, "released")
 
+    @_of_others
     def on_lost(
         self, name: str, template: str, using: str, lease: Lease, held: float, reason: str, **_: object
     ) -> None:
@@ -134,7 +155,7 @@ class Instruments:
     def _held(self, options: CallbackOptions) -> Iterable[Observation]:
         if _instruments is not self:  # a meter keeps its instruments
             return
-        held = [lease for lease in locks.leases() if lease.is_held]
+        held = [lease for lease in locks.leases() if lease.is_held and not lease.name.startswith(OWN)]
         counted = Counter((series_of(lease.template, lease.name), lease.using) for lease in held)
         for (template, alias), count in counted.items():
             yield Observation(count, {"template": template, "alias": alias})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -13,9 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
 
-from django_distlock import LockBackendError, LockLost, adopt, distributed_lock, lock, locks
+from django_distlock import Lock, LockBackendError, LockLost, adopt, distributed_lock, lock, locks, names
 from django_distlock.contrib import opentelemetry
 from django_distlock.monitoring import series
+from django_distlock.options import settled
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere
 from tests.support.programs import in_a_fork
@@ -77,6 +79,19 @@ def exported(backend):
 
 def seconds(span):
     return (span.end_time - span.start_time) / 1e9
+
+
+def test_nothing_is_told_of_the_locks_by_which_the_package_remembers_something(exported):
+    name = names.own_name("requeue:{}", "order:42")
+    with Lock(name, "default", settled(), template=names.OWN + "requeue:{}"):
+        assert exported.points("distlock.held") == {}
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(Lock(name, "default", settled()).acquire, False).result() is False
+    with store_down(), pytest.raises(LockBackendError), Lock(name, "default", settled()):
+        pass
+    assert exported.spans.get_finished_spans() == ()
+    for metric in ("distlock.acquired", "distlock.busy", "distlock.wait", "distlock.hold"):
+        assert exported.points(metric) == {}
 
 
 class TestSpans:
