@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -25,23 +26,29 @@ from django.tasks.base import DEFAULT_TASK_PRIORITY
 from django.tasks.signals import task_started
 from django.utils import timezone
 
+from ..core.busy import described, not_acquired
 from ..core.registry import DEFAULT_ALIAS
 from ..core.succession import Succession
 from ..decorators import task_context
 from ..message_ids import new_message, task_of
+from ..types import LockInfo, place_of
 from ..unique import options
 from ..unique.options import DEFAULT_TTL, Unique, Until, unique
 from ..unique.publishing import UniqueHolder, already_queued, claim, lengthen, publish
 from ..unique.queued import FIELD, QueuedLease
 from ..unique.runs import UniqueRun, is_guarded, read_lease
-from ..utils.clock import wall_clock
+from ..utils.clock import clock, sleep, wall_clock
 from .queues import AnyResult, AnyTask, DatabaseQueue, Queue, queue_of
+
+LOOK_EVERY = 1.0  # seconds between two looks at a name that another run of the same message has
 
 STATUS = {
     "queued": TaskResultStatus.READY,
     "running": TaskResultStatus.RUNNING,
     "done": TaskResultStatus.SUCCESSFUL,
 }
+
+logger = logging.getLogger("django_distlock")
 
 started: ContextVar[AnyResult | None] = ContextVar("distlock_started", default=None)  # the last run here
 
@@ -252,9 +259,14 @@ class Dropped(Exception):
 
 
 class TaskRun(UniqueRun):
-    """One run of a task of ``django.tasks`` for its message. The backends make no copies of a message."""
+    """One run of a task of ``django.tasks`` for its message.
+
+    The backends make no copies of a message. So where another run of it has the name, somebody has set its row back to
+    ready, and wants it run once more.
+    """
 
     dropped = Dropped
+    _waits_since: float | None = None
 
     def call(self, function: Callable[..., Any], body: Callable[[], Any]) -> Any:
         """The body, or None in its place."""
@@ -265,3 +277,24 @@ class TaskRun(UniqueRun):
             return None
         finally:
             task_context.unique_body.reset(token)
+
+    def _stop_if_copy(self, busy: LockInfo) -> None:
+        """Wait for the end of the other run: for a TTL, in which the lease of a worker that was killed ends.
+
+        One that has succeeded is over: it gives up the name that it keeps for ``until="success"``. Raises
+        LockNotAcquired.
+        """
+        queued, now = self._queued, clock()
+        if busy.resting:
+            queued.succession.backend.release(queued.request.copy(token=busy.token), force=True)
+            return
+        if self._waits_since is None:
+            self._waits_since = now
+            logger.warning(
+                "%s waits for another run of its message to end: the lock is %s", self._label, described(busy),
+                extra=queued.about("unique-waits"),
+            )  # fmt: skip
+        waited = now - self._waits_since
+        if waited >= queued.succession.ttl:
+            raise not_acquired(f"{busy.name!r} ({place_of(busy.using, busy.prefix)})", busy, 1, waited)
+        sleep(min(LOOK_EVERY, busy.remaining, queued.succession.ttl - waited))

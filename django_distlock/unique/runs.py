@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ..core.busy import described
 from ..core.succession import SucceedingLease
@@ -63,7 +63,8 @@ class UniqueRun:
         """Ends the run if another delivery of the message has done the work. Raises LockBackendError."""
 
     def _stop_if_copy(self, busy: LockInfo) -> None:
-        """Ends the run, whose name another delivery of the message has."""
+        """Ends the run, whose name another delivery of the message has. Returns if it is to ask for it again."""
+        raise NotImplementedError
 
     def _leave_mark(self) -> None:
         """For other deliveries of the message: the work is done."""
@@ -91,8 +92,7 @@ class UniqueRun:
             prefix=queued.request.prefix, template=queued.request.template, deadline=NOT_WAITING,
         )  # fmt: skip
         try:
-            answer = queued.succession.begin(queued.request, request)
-            if isinstance(answer, LockInfo):
+            while isinstance(answer := queued.succession.begin(queued.request, request), LockInfo):
                 self._stop_if_late(answer)
             self._lease = answer
             # Also where it was granted the name: another delivery may have held it, and be done.
@@ -110,19 +110,19 @@ class UniqueRun:
                 self._is_over = True
                 return
             self._stop_if_done()
-            [leases] = backend.pinned(queued.request.prefix).look([queued.request.name])
+            while leases := backend.pinned(queued.request.prefix).look([queued.request.name])[0]:
+                self._stop_if_late(leases[0])
         except LockBackendError as error:
             self._go_on_without(error)
             return
-        if leases:
-            self._stop_if_late(leases[0])
         self._is_over = True
 
-    def _stop_if_late(self, busy: LockInfo) -> NoReturn:
-        """The name is not this delivery's any more."""
+    def _stop_if_late(self, busy: LockInfo) -> None:
+        """The name is not this delivery's any more. Returns if it is to be asked for again."""
         self._stop_if_done()
         if busy.holder and busy.holder.message == self._message:
             self._stop_if_copy(busy)
+            return
         logger.warning(
             "%s is dropped: the lease of its message on %r (%s) has ended, and another message does the work. %s",
             self._label, busy.name, place_of(busy.using, busy.prefix), described(busy),

@@ -15,12 +15,13 @@ from django.core.management import call_command
 from django.db import transaction
 from django.utils import timezone
 
-from django_distlock import InvalidLockName, LockBackendError, lock, locks
+from django_distlock import InvalidLockName, LockBackendError, LockTimeout, lock, locks
 from django_distlock.exceptions import InvalidLockBackend, TaskAlreadyQueued
 from django_distlock.signals import lock_busy
 from django_distlock.testing import store_down
+from django_distlock.types import NOT_WAITING, Grant, Holder, LockRequest
 from django_distlock.unique import options
-from django_distlock.unique.queued import FIELD
+from django_distlock.unique.queued import FIELD, QueuedLease
 from tests.support.stores import LOCMEM
 from tests.support.tenants import of_tenants, tenant
 from tests.support.tools import eventually
@@ -89,6 +90,21 @@ def names():
 def remaining(name="unique:work:7"):
     [[info]] = locks["default"].look([name])
     return info.remaining
+
+
+@pytest.fixture
+def brief(settings):
+    settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "TTL": 0.5}}
+
+
+def begun_by_one_that_is_killed(row, ttl=None):
+    """A worker has exchanged the lease of the message for one that nobody renews."""
+    queued = QueuedLease.from_text(row.args_kwargs["kwargs"][FIELD])
+    succession = queued.succession
+    holder = Holder.here(f"{row.task_path}[{row.pk}]", message=queued.message)
+    request = LockRequest(queued.request.name, ttl or succession.ttl, holder, deadline=NOT_WAITING)
+    assert isinstance(succession.backend.exchange(queued.request, request), Grant)
+    return succession, request
 
 
 def result(task, sent):
@@ -433,6 +449,37 @@ class TestMessages:
         work_off()
         assert runs == [(7, "return")] * 2
         assert names() == []
+
+    def test_one_whose_worker_was_killed_a_moment_ago(self, rows, runs, brief):
+        """Its lease goes on until its TTL has passed."""
+        sent = tasks.work.enqueue(7)
+        begun_by_one_that_is_killed(rows.get())
+        work_off()
+        assert runs == [(7, "return")]
+        assert result(tasks.work, sent) == (SUCCESSFUL, "return")
+        assert names() == []
+
+    def test_one_whose_other_run_goes_on(self, rows, runs, brief):
+        sent = tasks.work.enqueue(7)
+        succession, request = begun_by_one_that_is_killed(rows.get(), ttl=60)
+        work_off()
+        assert runs == []
+        [error] = tasks.work.get_result(sent.id).errors
+        assert error.exception_class is LockTimeout
+        assert "'unique:work:7' (default) stayed busy for" in error.traceback
+        assert tasks.work.unique_find(7).state == "running"
+        succession.backend.release(request)
+
+    def test_one_that_has_succeeded_and_keeps_its_name(self, rows, runs):
+        sent = tasks.at_success.enqueue(7)
+        work_off()
+        rows.update(status=READY)
+        work_off()
+        assert runs == [(7, "return")] * 2
+        assert result(tasks.at_success, sent) == (SUCCESSFUL, "return")
+        found = tasks.at_success.unique_find(7)
+        assert (found.task_id, found.state) == (sent.id, "done")
+        assert 900 < found.info.remaining < 1000
 
     @pytest.mark.parametrize("task", [tasks.work, tasks.at_start])
     def test_a_message_whose_name_is_anothers_by_then_is_dropped(self, rows, runs, task, caplog):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import uuid
+from contextlib import closing
 
 import pytest
 from django import VERSION
@@ -84,6 +86,16 @@ class Table:
         file = self._folder / name
         return [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
 
+    def pid_of_first_run(self, name):
+        return int((self._folder / name).read_text().split()[1])
+
+    def set_back(self, task_id):
+        """By hand, as after the death of its worker."""
+        with closing(sqlite3.connect(self._folder / "database.sqlite3", timeout=60)) as connection, connection:
+            set_back = "UPDATE django_tasks_database_dbtaskresult SET status = 'READY' WHERE id = ?"
+            changed = connection.execute(set_back, (task_id.replace("-", ""),))
+            assert changed.rowcount == 1
+
     def go(self, name):
         (self._folder / f"{name}.go").touch()
 
@@ -148,6 +160,21 @@ def test_the_name_of_a_worker_that_is_killed_is_free_after_the_ttl(table, name):
     table.worker()
     eventually(lambda: table.journal(name) == ["run", "run", "done"])
     eventually(lambda: is_free(name))
+
+
+def test_a_message_that_is_run_again_while_the_lease_of_a_killed_worker_lasts(table, name):
+    workers = [table.worker(), table.worker()]
+    sent = table.publish(name)
+    eventually(lambda: table.journal(name))
+    pid = table.pid_of_first_run(name)
+    [at_work] = [worker for worker in workers if worker.pid == pid]
+    at_work.kill()
+    at_work.wait()
+    table.go(name)
+    table.set_back(sent)
+    eventually(lambda: table.journal(name) == ["run", "run", "done"])
+    eventually(lambda: is_free(name))
+    assert table.journal(name) == ["run", "run", "done"]
 
 
 def test_a_publisher_that_is_killed_before_it_writes(table, name):
