@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from copy import copy
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.db import connections, router
 from django.tasks import Task, TaskResult, TaskResultStatus, task_backends
@@ -25,14 +26,33 @@ else:
 REMEDY = "Use django.tasks' ImmediateBackend, or the DatabaseBackend of django-tasks-db."
 
 
-class Queue:
-    """A backend that runs each task within ``enqueue()``, and thinks of its id there."""
+class Queue(ABC):
+    """What is asked of a backend."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
+    @abstractmethod
     def new_id(self) -> str:
         """Of the next message; "" if only the backend can tell, later."""
+
+    @abstractmethod
+    def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
+        """With the id that ``new_id()`` gave. Raises InvalidTaskBackend where the message has another one."""
+
+    @abstractmethod
+    def find(self, result_id: str) -> AnyResult | None:
+        """None: it cannot be looked up."""
+
+    @abstractmethod
+    def open_transaction(self) -> str | None:
+        """The database in which a message would be written now, if that is to be committed by a transaction."""
+
+
+class ImmediateQueue(Queue):
+    """A backend that runs each task within ``enqueue()``, and thinks of its id there."""
+
+    def new_id(self) -> str:
         return ""
 
     def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
@@ -43,7 +63,6 @@ class Queue:
         return None
 
     def open_transaction(self) -> str | None:
-        """The database in which a message would be written now, if that is to be committed by a transaction."""
         return None
 
 
@@ -57,13 +76,21 @@ class DatabaseQueue(Queue):
         self._model: Any = DBTaskResult
 
     def new_id(self) -> str:
-        made = (self._backend.id_function or uuid4)()
-        return str(made if isinstance(made, UUID) else uuid4())  # an expression is known when the row is written
+        key = self._model._meta.pk
+        made = (self._backend.id_function or key.get_default)()
+        # An expression of the database is known when the row is written, and the id must be known before.
+        return str(key.get_default() if hasattr(made, "resolve_expression") else key.to_python(made))
 
     def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
         backend = copy(self._backend)  # other threads and tasks may use that one
         backend.id_function = lambda: UUID(result_id)
         result: AnyResult = backend.enqueue(task, args, kwargs)
+        if result.id != result_id:
+            self._waiting(result.id).delete()
+            raise InvalidTaskBackend(
+                f"Unique tasks are queued by {backend.alias!r}, a {type(backend).__name__}, which gives a message"
+                f" another id than its id_function: {result.id} in the place of {result_id}. {REMEDY}"
+            )
         return result
 
     def find(self, result_id: str) -> AnyResult | None:
@@ -112,7 +139,7 @@ def refusal_of(backend: BaseTaskBackend) -> str:
 
 def _kind_of(backend: Any) -> type[Queue] | None:
     if isinstance(backend, ImmediateBackend):
-        return Queue
+        return ImmediateQueue
     database = sys.modules.get("django_tasks_db.backend")
     if database and isinstance(backend, database.DatabaseBackend) and hasattr(backend, "id_function"):
         return DatabaseQueue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from django import VERSION
 from django.core.checks import run_checks
 from django.core.management import call_command
 from django.db import transaction
+from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from django_distlock import InvalidLockName, LockBackendError, LockTimeout, lock, locks
@@ -73,6 +75,20 @@ def committed_rows(settings, transactional_db):
 @pytest.fixture
 def immediate(settings):
     settings.TASKS = IMMEDIATE
+
+
+class OwnIds(DatabaseBackend):
+    def _get_id(self):
+        return uuid.uuid4()
+
+
+class OwnRows(DatabaseBackend):
+    def enqueue(self, task, args, kwargs):
+        row = DBTaskResult.objects.create(
+            args_kwargs={"args": args, "kwargs": kwargs}, task_path=task.module_path, run_after=timezone.now(),
+            backend_name=self.alias,
+        )  # fmt: skip
+        return row.task_result
 
 
 def work_off(times=None):
@@ -226,15 +242,33 @@ class TestQueueing:
             tasks.work.enqueue(7, nothing=1)
         assert names() == []
 
-    def test_ids_are_made_as_the_backend_is_told(self, settings):
+    @pytest.mark.parametrize("kind", [uuid.UUID, str])
+    def test_ids_are_made_as_the_backend_is_told(self, settings, kind):
         made = []
 
         def make():
-            made.append(DBTaskResult._meta.pk.default())
+            made.append(kind(str(uuid.uuid1())))
             return made[-1]
 
         settings.TASKS = {"default": {**DATABASE["default"], "OPTIONS": {"id_function": make}}}
         assert tasks.work.enqueue(7).id == str(made[0])
+
+    def test_ids_that_the_database_would_make(self, settings, runs):
+        """They would be known too late."""
+        made = RawSQL("no_such_function()", ())
+        settings.TASKS = {"default": {**DATABASE["default"], "OPTIONS": {"id_function": lambda: made}}}
+        sent = tasks.work.enqueue(7)
+        assert tasks.work.unique_find(7).task_id == sent.id
+        work_off()
+        assert runs == [(7, "return")]
+
+    @pytest.mark.parametrize("backend", ["OwnIds", "OwnRows"])
+    def test_a_backend_that_makes_others(self, settings, rows, backend):
+        settings.TASKS = {"default": {"BACKEND": f"{__name__}.{backend}"}}
+        with pytest.raises(InvalidTaskBackend, match=f"a {backend}, which gives a message another id"):
+            tasks.work.enqueue(7)
+        assert (names(), rows.count()) == ([], 0)
+        assert tasks.work.using(unique=False).enqueue(7).status == READY
 
     def test_a_first_one_that_cannot_be_looked_up(self, rows):
         """As one that was deleted. Its id is known, and its state."""
