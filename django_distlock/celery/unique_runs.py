@@ -16,9 +16,8 @@ from ..unique.options import Unique
 from ..unique.publishing import lengthen, publish
 from ..unique.queued import FIELD as HEADER
 from ..unique.queued import QueuedLease
-from ..unique.runs import UniqueRun, is_guarded
+from ..unique.runs import UniqueRun, is_guarded, release_unrun
 from ..utils.clock import wall_clock
-from ..utils.events import about_event
 from .tasks import UNIQUE_RUN, Run
 
 DUPLICATE = "duplicate"  # in the place of a lease, where the message is published only because a canvas waits for it
@@ -114,16 +113,8 @@ def _without(headers: Mapping[str, Any]) -> dict[str, Any]:
 def release_name_of(headers: Mapping[str, Any] | None) -> None:
     """Free the name that a message holds which no worker will run."""
     text = (headers or {}).get(HEADER)
-    if not text or text == DUPLICATE:
-        return
-    try:
-        queued = QueuedLease.from_text(text)
-        queued.succession.release_in_background(queued.request, longest_ttl=queued.left)
-    except Exception as error:  # whatever others put into their messages: the worker goes on
-        logger.warning(
-            "The name that a unique task holds cannot be freed; it ends by its ttl: %s", error,
-            extra=about_event("unique-not-freed"),
-        )  # fmt: skip
+    if text and text != DUPLICATE:
+        release_unrun(text)
 
 
 @task_revoked.connect  # type: ignore[untyped-decorator]

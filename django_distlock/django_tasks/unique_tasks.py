@@ -23,8 +23,9 @@ from django.tasks import (
     TaskResultStatus,
 )
 from django.tasks.base import DEFAULT_TASK_PRIORITY
-from django.tasks.signals import task_started
+from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
+from django.utils.json import normalize_json
 
 from ..core.busy import described, not_acquired
 from ..core.registry import DEFAULT_ALIAS
@@ -36,7 +37,7 @@ from ..unique import options
 from ..unique.options import DEFAULT_TTL, Unique, Until, unique
 from ..unique.publishing import UniqueHolder, already_queued, claim, lengthen, publish
 from ..unique.queued import FIELD, QueuedLease
-from ..unique.runs import UniqueRun, is_guarded, read_lease
+from ..unique.runs import UniqueRun, is_guarded, read_lease, release_unrun
 from ..utils.clock import clock, sleep, wall_clock
 from .queues import AnyResult, AnyTask, DatabaseQueue, Queue, queue_of
 
@@ -50,13 +51,24 @@ STATUS = {
 
 logger = logging.getLogger("django_distlock")
 
-started: ContextVar[AnyResult | None] = ContextVar("distlock_started", default=None)  # the last run here
+# Of this thread: the result of the unique task that a backend calls next, and the lease of the last one that it called.
+started: ContextVar[AnyResult | None] = ContextVar("distlock_started", default=None)
+called: ContextVar[str] = ContextVar("distlock_called", default="")
 
 
 @receiver(task_started)
 def _on_started(task_result: AnyResult, **_: Any) -> None:
     """Of a backend, in the thread that calls the task next: only so one that takes no context is told its id."""
-    started.set(task_result)
+    started.set(task_result if FIELD in task_result.kwargs else None)
+
+
+@receiver(task_finished)
+def _on_finished(task_result: AnyResult, **_: Any) -> None:
+    """Of one that failed before it was called, as by a receiver of ``task_started``: nobody else frees its name."""
+    text = task_result.kwargs.get(FIELD)
+    if text and text != called.get() and task_result.status == TaskResultStatus.FAILED:
+        release_unrun(text)
+    called.set("")
 
 
 def unique_task(
@@ -234,10 +246,18 @@ class UniqueTask(AnyTask):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """In a worker: run the task, unless its name is another message's. Without a message, call the function."""
-        body = partial(super().call, *args, **{name: value for name, value in kwargs.items() if name != FIELD})
-        if FIELD not in kwargs or not self.unique:
-            return body()
-        text, result = kwargs[FIELD], started.get()
+        text = kwargs.pop(FIELD, None)
+        function = partial(super().call, *args, **kwargs)
+        if text is None or not self.unique:
+            return function()
+        result = started.get()
+        started.set(None)
+        called.set(text)
+
+        def body() -> Any:
+            """What no backend can keep is raised here already, so that its run gives up the name."""
+            return normalize_json(function())
+
         result_id = result.id if result and result.kwargs.get(FIELD) == text else ""
         queued = read_lease(text, self.unique, self._label(result_id))
         if queued is None:

@@ -38,6 +38,18 @@ def read_lease(text: str, given: Unique, task: str) -> QueuedLease | None:
         return None
 
 
+def release_unrun(text: str) -> None:
+    """Free, in the background, the name that a message holds whose task does not run. By its own token."""
+    try:
+        queued = QueuedLease.from_text(text)
+        queued.succession.release_in_background(queued.request, longest_ttl=queued.left)
+    except Exception as error:  # whatever others put into their messages: the worker goes on
+        logger.warning(
+            "The name that a unique task holds cannot be freed; it ends by its ttl: %s", error,
+            extra=about_event("unique-not-freed"),
+        )  # fmt: skip
+
+
 class UniqueRun:
     """One delivery of a message that holds its name, in the worker that runs its task.
 

@@ -35,6 +35,7 @@ pytest.importorskip("django_tasks_db")
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.backends.immediate import ImmediateBackend
 from django.tasks.exceptions import InvalidTaskBackend
+from django.tasks.signals import task_started
 from django_tasks_db.backend import DatabaseBackend
 from django_tasks_db.management.commands.db_worker import Worker
 from django_tasks_db.models import DBTaskResult
@@ -315,6 +316,29 @@ class TestEnds:
         tasks.at_success.enqueue(7, "raise")
         work_off()
         assert names() == []
+
+    def test_until_success_of_one_whose_result_no_backend_can_keep(self):
+        """It fails for that."""
+        sent = tasks.at_success.enqueue(7, "object")
+        work_off()
+        [error] = tasks.at_success.get_result(sent.id).errors
+        assert error.exception_class is TypeError
+        assert names() == []
+
+    @pytest.mark.parametrize("task", [tasks.work, tasks.at_start, tasks.with_context])
+    def test_one_that_fails_before_it_is_called(self, task, runs):
+        def fail(**_):
+            raise RuntimeError("no tracing today")
+
+        sent = task.enqueue(7)
+        task_started.connect(fail)
+        try:
+            work_off()
+        finally:
+            task_started.disconnect(fail)
+        assert task.get_result(sent.id).status == FAILED
+        assert runs == []
+        eventually(lambda: names() == [])
 
     @pytest.mark.parametrize("task", [tasks.at_start, tasks.guarded])
     def test_until_the_start(self, task):

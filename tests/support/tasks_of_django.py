@@ -17,6 +17,8 @@ def work(number=7, what="return"):
 def _done(task, number, what):
     if what == "raise":
         raise ValueError(what)
+    if what == "object":
+        return object()
     if what == "look":
         found = task.unique_find(number)
         return found and [found.task_id, found.state]
