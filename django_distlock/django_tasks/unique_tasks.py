@@ -221,11 +221,12 @@ class UniqueTask(AnyTask):
         """After COMMIT: from then on the message may be run, and keeps others out of the queue."""
         if not queue.is_waiting(result_id):
             return  # a worker has it already
-        if claim(self._unique, queued) is not None:
-            queue.conclude(result_id)
+        if (found := claim(self._unique, queued)) is not None:
+            if found.task_id != result_id:
+                queue.conclude(result_id)
         elif queued.is_granted:
             if queue.is_waiting(result_id):
-                lengthen(queued, queued.left)
+                lengthen(queued, self._unique.ttl + self._delay())
             else:  # this process may have been stopped for so long that the message is done
                 queued.succession.release_in_background(queued.request)
 

@@ -45,7 +45,8 @@ def claim(given: Unique, queued: QueuedLease) -> UniqueHolder | None:
     """Take the name for a message that is about to be published, or tell who has it.
 
     ``queued.is_granted`` tells whether it was taken: not where the store does not answer, and the message is to be
-    published all the same. Raises LockBackendError.
+    published all the same. Where a run of this very message has the name already, no duplicate is told of. Raises
+    LockBackendError.
     """
     request, backend, began = queued.request, queued.succession.backend, clock()
     about = {"name": request.name, "template": request.template or request.name, "using": queued.using}
@@ -66,6 +67,8 @@ def claim(given: Unique, queued: QueuedLease) -> UniqueHolder | None:
         queued.granted(answer)
         return None
     found = UniqueHolder.of(answer)
+    if answer.holder and answer.holder.message == queued.message:
+        return found  # a worker may be faster than this
     signals.send_signal(
         signals.lock_busy, type(backend), **about, holder=answer.holder, waited=clock() - began, reason="duplicate"
     )

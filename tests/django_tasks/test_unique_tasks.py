@@ -24,6 +24,7 @@ from django_distlock.testing import store_down
 from django_distlock.types import NOT_WAITING, Grant, Holder, LockRequest
 from django_distlock.unique import options
 from django_distlock.unique.queued import FIELD, QueuedLease
+from django_distlock.utils.clock import wall_clock
 from tests.support.stores import LOCMEM
 from tests.support.tenants import of_tenants, tenant
 from tests.support.tools import eventually
@@ -40,7 +41,7 @@ from django_tasks_db.backend import DatabaseBackend
 from django_tasks_db.management.commands.db_worker import Worker
 from django_tasks_db.models import DBTaskResult
 
-from django_distlock.django_tasks import unique_task
+from django_distlock.django_tasks import unique_task, unique_tasks
 from tests.support import tasks_of_django as tasks
 
 READY, RUNNING, SUCCESSFUL, FAILED = (
@@ -450,6 +451,42 @@ class TestTransactions:
                 tasks.work.enqueue(7)
         assert runs == [(7, "return")]
         eventually(lambda: names() == [])
+
+    def test_one_that_a_worker_runs_while_it_is_decided(self, committed_rows, monkeypatch, caplog):
+        """It is no duplicate of itself."""
+        backend, begun, told = type(locks["default"]), [], []
+        real = backend.acquire
+
+        def acquire(self, request, **options):
+            if not begun:
+                begun.append(None)
+                committed_rows.update(status=RUNNING)
+                begun.append(begun_by_one_that_is_killed(committed_rows.get()))
+            return real(self, request, **options)
+
+        def receiver(name, **_):
+            told.append(name)
+
+        lock_busy.connect(receiver)
+        with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "django_distlock"):
+            patched.setattr(backend, "acquire", acquire)
+            with transaction.atomic():
+                sent = tasks.work.enqueue(7)
+        found = tasks.work.unique_find(7)
+        assert (found.task_id, found.state) == (sent.id, "running")
+        assert "is not queued" not in caplog.text
+        assert told == []
+        assert committed_rows.get().status == RUNNING
+
+    def test_a_transaction_that_takes_long(self, monkeypatch):
+        """The ttl counts from COMMIT."""
+        now = 0.0
+        monkeypatch.setattr(unique_tasks, "wall_clock", lambda: wall_clock() - now)
+        with transaction.atomic():
+            now = 5000.0
+            tasks.work.enqueue(7)
+            now = 0.0
+        assert 900 < remaining() <= 1000
 
     def test_a_store_that_is_away_at_commit(self, runs, caplog):
         """The message is there. A worker takes the name anew."""
