@@ -27,10 +27,12 @@ from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
 
+from .. import names
 from ..core.busy import described, not_acquired
 from ..core.registry import DEFAULT_ALIAS
 from ..core.succession import Succession
-from ..decorators import task_context
+from ..decorators import key, task_context
+from ..exceptions import InvalidLockName
 from ..message_ids import new_message, task_of
 from ..types import LockInfo, place_of
 from ..unique import options
@@ -132,27 +134,36 @@ def unique_task(
 
 @dataclass(frozen=True, kw_only=True)
 class UniqueTask(AnyTask):
-    """A task that is in the queue once. ``unique``: what ``@unique_task`` was given; None: it is as any other task."""
+    """A task that is in the queue once.
 
-    unique: Unique | None
+    ``unique``: what ``@unique_task`` was given. ``is_bypassed``: it is queued as any other task all the same.
+    """
+
+    unique: Unique
+    is_bypassed: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unique:
+        if not self.is_bypassed:
             options.task_backends.add(self.backend)
 
     @cached_property
     def _name_of(self) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-        has_context = self.takes_context and isinstance(self._unique.name, str)
-        return self._unique.namer(partial(self.func, None) if has_context else self.func)
+        function = partial(self.func, None) if self.takes_context else self.func  # None: the context
+        signature, name_of = key.signature_of(function), self.unique.namer(function)
+
+        def checked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            signature.bind(*args, **kwargs)
+            return name_of(args, kwargs)
+
+        return checked
 
     def check_template(self) -> None:
         """Raises InvalidLockName where the task cannot fill it, before it is first queued."""
+        name = self.unique.name
+        if self.takes_context and isinstance(name, str) and "context" in names.parse(name).arguments:
+            raise InvalidLockName(f"The template {name!r} asks for 'context', which enqueue() is not given.")
         _ = self._name_of
-
-    @property
-    def _unique(self) -> Unique:
-        return cast(Unique, self.unique)
 
     def using(
         self,
@@ -161,18 +172,18 @@ class UniqueTask(AnyTask):
         queue_name: str | None = None,
         run_after: datetime | None = None,
         backend: str | None = None,
-        unique: bool = True,
+        unique: bool | None = None,
     ) -> UniqueTask:
-        """As of each task. ``unique=False``: one that is queued whoever has its name, and runs beside."""
+        """As of each task. ``unique=False``: one that is queued whoever has its name, and runs beside; True: no more."""
         changed = super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
-        return cast(UniqueTask, changed) if unique else replace(cast(UniqueTask, changed), unique=None)
+        return replace(cast(UniqueTask, changed), is_bypassed=self.is_bypassed if unique is None else not unique)
 
     def unique_find(self, *args: Any, **kwargs: Any) -> UniqueHolder | None:
         """Who has the task with these arguments queued, or runs it. None: nobody.
 
         Raises LockBackendError, and TypeError for arguments that it does not take.
         """
-        [leases] = Succession(self._unique.using).backend.look([self._name_of(args, kwargs)])
+        [leases] = Succession(self.unique.using).backend.look([self._name_of(args, kwargs)])
         return UniqueHolder.of(leases[0]) if leases else None
 
     async def aunique_find(self, *args: Any, **kwargs: Any) -> UniqueHolder | None:
@@ -190,7 +201,7 @@ class UniqueTask(AnyTask):
         take; TransactionManagementError with autocommit off, where nobody is told of COMMIT.
         """
         kwargs.pop(FIELD, None)  # of the message that these arguments come from
-        if not self.unique:
+        if self.is_bypassed:
             return super().enqueue(*args, **kwargs)
         given, queue, name = self.unique, queue_of(self.backend), self._name_of(args, kwargs)
         result_id, succession = queue.new_id(), Succession(given.using)
@@ -221,12 +232,12 @@ class UniqueTask(AnyTask):
         """After COMMIT: from then on the message may be run, and keeps others out of the queue."""
         if not queue.is_waiting(result_id):
             return  # a worker has it already
-        if (found := claim(self._unique, queued)) is not None:
+        if (found := claim(self.unique, queued)) is not None:
             if found.task_id != result_id:
                 queue.conclude(result_id)
         elif queued.is_granted:
             if queue.is_waiting(result_id):
-                lengthen(queued, self._unique.ttl + self._delay())
+                lengthen(queued, self.unique.ttl + self._delay())
             else:  # this process may have been stopped for so long that the message is done
                 queued.succession.release_in_background(queued.request)
 
@@ -249,7 +260,7 @@ class UniqueTask(AnyTask):
         """In a worker: run the task, unless its name is another message's. Without a message, call the function."""
         text = kwargs.pop(FIELD, None)
         function = partial(super().call, *args, **kwargs)
-        if text is None or not self.unique:
+        if text is None or self.is_bypassed:
             return function()
         result = started.get()
         started.set(None)

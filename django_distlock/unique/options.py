@@ -34,6 +34,12 @@ class Unique:
         self.template = PREFIX + names.template_of(name) if isinstance(name, str) else ""
         unique_aliases.add(using)
 
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, Unique) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
     def namer(self, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
         """What makes the name of a call. Raises InvalidLockName for a template that asks for what it does not have."""
         make_key = key.make_key(function, self.name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from datetime import timedelta
 
 import pytest
@@ -184,10 +186,12 @@ class TestQueueing:
         assert rows.count() == 0
 
     def test_it_can_be_bypassed(self, runs):
-        first, second = tasks.work.enqueue(7), tasks.work.using(unique=False).enqueue(7)
-        assert first.id != second.id
+        beside = tasks.work.using(unique=False)
+        first, second, third = tasks.work.enqueue(7), beside.enqueue(7), beside.using(priority=5).enqueue(7)
+        assert len({first.id, second.id, third.id}) == 3
+        assert beside.unique_find(7).task_id == beside.using(unique=True).enqueue(7).id == first.id
         work_off()
-        assert runs == [(7, "return")] * 2
+        assert runs == [(7, "return")] * 3
         assert names() == []
 
     def test_the_options_of_a_task_stay(self, rows):
@@ -239,10 +243,12 @@ class TestQueueing:
         assert result(tasks.work, sent) == (SUCCESSFUL, [sent.id, "running"])
         assert names() == []
 
-    def test_arguments_are_checked(self):
-        with pytest.raises(TypeError):
-            tasks.work.enqueue(7, nothing=1)
-        assert names() == []
+    @pytest.mark.parametrize("task", [tasks.work, tasks.whole, tasks.constant, tasks.by_callable])
+    def test_arguments_are_checked(self, task, rows):
+        for refused in (lambda: task.enqueue(7, nothing=1), lambda: task.unique_find(7, 8, 9)):
+            with pytest.raises(TypeError):
+                refused()
+        assert (names(), rows.count()) == ([], 0)
 
     @pytest.mark.parametrize("kind", [uuid.UUID, str])
     def test_ids_are_made_as_the_backend_is_told(self, settings, kind):
@@ -607,6 +613,13 @@ class TestMessages:
         assert tasks.work.func(7) == tasks.work.call(7) == async_to_sync(tasks.work.acall)(7) == "return"
         assert names() == []
 
+    def test_a_thread_keeps_nothing_of_its_runs(self, runs):
+        tasks.work.enqueue(7)
+        tasks.work.using(unique=False).enqueue(8)
+        work_off()
+        assert runs == [(7, "return"), (8, "return")]
+        assert (unique_tasks.started.get(), unique_tasks.called.get()) == (None, "")
+
     def test_in_an_event_loop(self, runs):
         sent = async_to_sync(tasks.work.aenqueue)(7)
         assert async_to_sync(tasks.work.aenqueue)(7).id == sent.id
@@ -715,10 +728,40 @@ def alone(number):
     return number
 
 
+def alone_with_context(context, number):
+    return number
+
+
 class TestDecorator:
     def test_a_template_that_asks_for_what_is_not_there(self):
         with pytest.raises(InvalidLockName, match="no such argument"):
             unique_task("alone:{nothing}")(alone)
+
+    def test_a_template_that_asks_for_the_context(self):
+        """``enqueue()`` is not given it."""
+        with pytest.raises(InvalidLockName, match="asks for 'context', which enqueue"):
+            unique_task("alone:{context}", takes_context=True)(alone_with_context)
+
+    @pytest.mark.parametrize(
+        "copied",
+        [
+            copy,
+            deepcopy,
+            pytest.param(
+                lambda task: pickle.loads(pickle.dumps(task)),
+                marks=pytest.mark.skipif(VERSION < (6, 1), reason="Django 6.1 pickles tasks by their path"),
+            ),
+        ],
+    )
+    def test_copies(self, copied):
+        for task in (tasks.work, tasks.work.using(unique=False)):
+            assert copied(task) == task
+            assert hash(copied(task)) == hash(task)
+        assert copied(tasks.work) != copied(tasks.work.using(unique=False))
+
+    def test_tasks_that_differ_in_an_option_are_unequal(self):
+        made = [unique_task("alone:{number}", on_duplicate=each)(alone) for each in ("drop", "drop", "raise")]
+        assert made[0] == made[1] != made[2]
 
     def test_names_that_are_no_names(self):
         for wrong in (

@@ -88,6 +88,11 @@ def whole(number=1):
     runs.append(number)
 
 
+@unique_task("constant")
+def constant(number=1):
+    runs.append(number)
+
+
 @unique_task("away:{number}", using="away")
 def away(number):
     runs.append(number)
