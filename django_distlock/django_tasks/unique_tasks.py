@@ -107,7 +107,8 @@ def unique_task(
     ``on_unavailable``: when the store cannot be asked, ``"raise"`` raises LockBackendError, and ``"run"`` queues and
     runs the task as one that is not unique.
 
-    ``using``: an alias of locks on Redis, on a database, or in local memory. ``backend``: an alias of ``TASKS``.
+    ``using``: an alias of locks on Redis or on a database; in local memory only if one process queues the tasks and
+    runs them. ``backend``: an alias of ``TASKS``.
 
     Raises ValueError for values out of range, InvalidLockName for a template that the function cannot fill, and what
     ``@task`` raises.
@@ -174,7 +175,7 @@ class UniqueTask(AnyTask):
         backend: str | None = None,
         unique: bool | None = None,
     ) -> UniqueTask:
-        """As of each task. ``unique=False``: one that is queued whoever has its name, and runs beside; True: no more."""
+        """As of each task. ``unique=False``: one that is queued whoever has its name; True: one that is not, again."""
         changed = super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
         return replace(cast(UniqueTask, changed), is_bypassed=self.is_bypassed if unique is None else not unique)
 
@@ -192,6 +193,9 @@ class UniqueTask(AnyTask):
 
     def enqueue(self, *args: Any, **kwargs: Any) -> Any:
         """As of each task. In the place of a duplicate, what ``on_duplicate`` says.
+
+        None in the place of a TaskResult where somebody else has a lock of its name; and with ImmediateBackend also
+        where a task of another thread is about to begin, whose id is not known yet.
 
         In a transaction of the database that has the messages, the message is written in any case, and it is decided at
         COMMIT whether it is a duplicate: then it succeeds with None, and does nothing.

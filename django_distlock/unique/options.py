@@ -78,7 +78,7 @@ def unique(
     ``on_unavailable``: when the store cannot be asked, ``"raise"`` raises LockBackendError, and ``"run"`` queues and
     runs the task as one that is not unique.
 
-    ``using``: an alias on Redis, on a database, or in local memory.
+    ``using``: an alias on Redis or on a database; in local memory only if one process queues the tasks and runs them.
 
     Raises ValueError for values out of range.
     """

@@ -24,7 +24,7 @@ class UniqueHolder(NamedTuple):
     """Who has the name of a unique task.
 
     ``state``: "queued", "running"; or "done", of one with ``until="success"`` that has succeeded. ``task_id``: "" where
-    somebody else has a lock of that name. ``info``: its lease.
+    somebody else has a lock of that name, and where a task of ImmediateBackend is about to begin. ``info``: its lease.
     """
 
     task_id: str

@@ -38,7 +38,7 @@ pytest.importorskip("django_tasks_db")
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.backends.immediate import ImmediateBackend
 from django.tasks.exceptions import InvalidTaskBackend
-from django.tasks.signals import task_started
+from django.tasks.signals import task_enqueued, task_finished, task_started
 from django_tasks_db.backend import DatabaseBackend
 from django_tasks_db.management.commands.db_worker import Worker
 from django_tasks_db.models import DBTaskResult
@@ -386,6 +386,27 @@ class TestEnds:
         assert names() == []
 
 
+@pytest.mark.usefixtures("rows")
+class TestInATestCase:
+    """Whose own transaction, in which each test runs, is never committed, and does not count."""
+
+    def test_a_transaction_of_the_test_is_decided_where_commit_is_captured(
+        self, rows, django_capture_on_commit_callbacks
+    ):
+        with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
+            tasks.work.enqueue(7)
+            tasks.work.enqueue(7)
+        assert names() == ["unique:work:7"]
+        assert rows.ready().count() == 1
+
+    def test_and_nothing_is_held_where_it_is_not(self, rows):
+        with transaction.atomic():
+            tasks.work.enqueue(7)
+            tasks.work.enqueue(7)
+        assert names() == []
+        assert rows.ready().count() == 2
+
+
 @pytest.mark.usefixtures("committed_rows")
 class TestTransactions:
     """What is written in one may be run when it is committed, and is decided then."""
@@ -423,6 +444,19 @@ class TestTransactions:
         assert runs == [(7, "return")]
         assert result(tasks.work, first) == (SUCCESSFUL, "return")
         assert tasks.raising.get_result(second.id).attempts == 0
+
+    def test_a_duplicate_is_told_as_queued_and_never_as_finished(self):
+        told = []
+
+        def receiver(signal, task_result, **_):
+            told.append((signal, task_result.id))
+
+        task_enqueued.connect(receiver)
+        task_finished.connect(receiver)
+        with transaction.atomic():
+            first, second = tasks.work.enqueue(7), tasks.work.enqueue(7)
+        work_off()
+        assert told == [(task_enqueued, first.id), (task_enqueued, second.id), (task_finished, first.id)]
 
     def test_a_duplicate_of_what_was_queued_before(self, runs):
         first = tasks.work.enqueue(7)
