@@ -182,10 +182,10 @@ class Judge:
     def _answered(self) -> None:
         """S16: no call outlasts its time."""
         self.is_waiting, self.wait.ended = False, self._judges.now
-        self._judges.check_time(self, self._limit)
+        self._judges.check_time(self, self._time_allowed)
 
     @property
-    def _limit(self) -> float:
+    def _time_allowed(self) -> float:
         """Seconds after which it is answered."""
         wait, beyond = self.about.get("wait"), BEYOND + self._judges.asking_time(self.about)
         if isinstance(self.execution, asyncio.Task):

@@ -71,9 +71,9 @@ class GroupJudge(Judge):
             raise
 
     @property
-    def _limit(self) -> float:
+    def _time_allowed(self) -> float:
         """One deadline for all; what was granted is given back behind it."""
-        return super()._limit + len(self.names) * self._judges.store_call
+        return super()._time_allowed + len(self.names) * self._judges.store_call
 
     def ends(self) -> None:
         for lease in dict.fromkeys(self._leases):
