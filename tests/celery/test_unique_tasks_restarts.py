@@ -62,6 +62,8 @@ def test_what_is_queued_and_what_runs_while_the_broker_restarts(start, broker):
     first = task.delay(names[0])
     worker.ran(names[0], patience=PATIENCE)
     sent = [first, *(task.delay(name) for name in names[1:])]
+    if broker.known:
+        eventually(lambda: broker.known(worker.queue) == 2)
     broker.stop()
     assert [task.delay(name).id for name in names] == [each.id for each in sent]
     failing = f"{names[0]} failing"

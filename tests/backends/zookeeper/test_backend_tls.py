@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from contextlib import closing
 
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from tests.support.sentinel import free_port
-from tests.support.tools import renewer_of
+from tests.support.tools import eventually, renewer_of
 from tests.support.zookeeper import Server, needed_program
 
 pytestmark = pytest.mark.slow
+
+
+def is_open(port):
+    with closing(socket.socket()) as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +38,7 @@ def server(pki, tmp_path_factory):
     }
     with Server(needed_program(), **settings) as server:
         server.secure_port = settings["secureClientPort"]
+        eventually(lambda: is_open(server.secure_port))  # after the port without TLS
         yield server
 
 

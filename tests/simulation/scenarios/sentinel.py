@@ -34,6 +34,7 @@ def _ask_sentinels(stage: Stage) -> None:
     stage.say(name, "PING")
     stage.say(name, "CLIENT", "SETINFO", "LIB-NAME", "redis-py")
     stage.say(name, *QUESTION)
+    stage.until_told(name, "SENTINEL", "REPLICAS", SERVICE, reply=lambda reply: b"$5\r\nslave\r\n" in reply)
     _describe(stage, name)
     stage.say(name, "SENTINEL", "SENTINELS", SERVICE)
     stage.say(name, "SENTINEL", "MASTERS")
