@@ -205,7 +205,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
         Rows and files may have been written where the clock was ahead.
         """
-        if (row := getattr(entry, "model", None)) is not None:
+        if (row := getattr(entry, "model", None)) is not None and row.last_run_at:  # else it was disabled just now
             entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
         now = _seconds(entry.default_now())
         if _seconds(entry.last_run_at) > now + CLOCK_TOLERANCE:

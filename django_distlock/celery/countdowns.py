@@ -26,14 +26,16 @@ class Countdowns:
 
     def take(self, length: float) -> bool:
         """Whether one of that many seconds may begin; then it counts."""
-        now = clock()
         with self._guard:
-            while self._ends and self._ends[0] <= now:
-                heapq.heappop(self._ends)
-            if len(self._ends) >= self.most:
-                return False
-            heapq.heappush(self._ends, now + length)
-            return True
+            return self._take(clock(), length)
+
+    def _take(self, now: float, length: float) -> bool:
+        while self._ends and self._ends[0] <= now:
+            heapq.heappop(self._ends)
+        if len(self._ends) >= self.most:
+            return False
+        heapq.heappush(self._ends, now + length)
+        return True
 
 
 countdowns = Countdowns()

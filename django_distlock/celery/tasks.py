@@ -57,6 +57,7 @@ class Run:
         self._is_body = _is_body(task, function)
         self._began_at = wall_clock()
         self._wanted = ""  # the names of its locks
+        self._stands_by = False
         self.message = message_of(self._request) if self._is_in_worker else ""
 
     @property
@@ -72,6 +73,7 @@ class Run:
         Without a worker they are as they were given.
         """
         self._wanted = ", ".join(sorted(lock_names))
+        self._stands_by = stands_by and self._is_in_worker
         if not self._is_in_worker:
             return options
         wait = STANDS_BY if stands_by else options.own.wait
@@ -79,6 +81,13 @@ class Run:
         if wait is None or wait > remaining:
             return Options({**options.given, "wait": None if math.isinf(remaining) else remaining})
         return settled(**{**options.given, "wait": wait}) if stands_by else options
+
+    def had_little_time(self, failure: LockBackendError) -> bool:
+        """Whether a store that is slow, and not away, may have failed it because it stands by for a moment only.
+
+        Then it asks once more, with the time that a call without a wait has.
+        """
+        return self._stands_by and failure.was_asked and not failure.is_final
 
     def retry(self, problem: LockNotAcquired | LockBackendError, retry_for: float | None) -> NoReturn:
         """Send the task again, to run later, without counting it as one of its ``max_retries``.

@@ -102,8 +102,14 @@ class LockedCallable:
         released: ExitStack | None = None,
     ) -> Any:
         try:
-            lock = self._lock(args, kwargs, request, run)
-            lease = lock.__enter__()
+            lock = self._lock(args, kwargs, request, run, stands_by=self._stands_by)
+            try:
+                lease = lock.__enter__()
+            except LockBackendError as failure:
+                if not (run and run.had_little_time(failure)):
+                    raise
+                lock = self._lock(args, kwargs, request, run)
+                lease = lock.__enter__()
         except (LockNotAcquired, LockBackendError, UnusableLockName) as problem:
             if run and isinstance(problem, LockNotAcquired):
                 try:
@@ -170,18 +176,20 @@ class LockedCallable:
                 items = self.function(*args, **kwargs)
             yield await stack.enter_async_context(aclosing(items))
 
-    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None) -> Lock | LockGroup:
+    def _lock(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], request: Any, run: Any = None, *, stands_by: bool = False
+    ) -> Lock | LockGroup:
         label, message, options = self._label(args, request, run), run.message if run else "", self._options
         if self._slots_of is not None:
             options = settled(**{**options.given, "slots": self._slots_of(*args, **kwargs)})
         if self._make_key:
             name = self._make_key(args, kwargs)
             if run:
-                options = run.waiting([name], options, self._retry_for, stands_by=self._stands_by)
+                options = run.waiting([name], options, self._retry_for, stands_by=stands_by)
             return Lock(name, self._using, options, label, message, template=self._template)
         lock_names = [make_key(args, kwargs) for make_key, _ in self._keys]
         if run:
-            options = run.waiting(lock_names, options, self._retry_for, stands_by=self._stands_by)
+            options = run.waiting(lock_names, options, self._retry_for, stands_by=stands_by)
         handles = [
             Lock(name, self._using, options, label, message, template=template)
             for name, (_, template) in zip(lock_names, self._keys, strict=True)

@@ -441,6 +441,19 @@ def test_a_one_off_that_is_too_late_is_disabled_and_not_sent(world, settings):
     assert not models.PeriodicTask.objects.filter(name__in=["once", "other"], enabled=True)
 
 
+def test_a_row_that_was_disabled_just_now_has_no_last_run(world):
+    """The schedule has it until the rows are read again."""
+    row("once", one_off=True, clocked=START + timedelta(seconds=100))
+    fleet = world()
+    only = fleet.start()
+    entry = only.schedule["once"]
+    entry.model.enabled = False
+    entry.model.save()
+    assert entry.model.last_run_at is None
+    only.populate_heap()
+    assert entry.last_run_at is not None
+
+
 def kill_the_sender_of(entry):
     killed = []
 

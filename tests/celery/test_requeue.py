@@ -14,7 +14,8 @@ from django_distlock.celery import requeue, tasks
 from django_distlock.celery.countdowns import Countdowns
 from django_distlock.celery.tasks import REQUEUES
 from tests.support.deliveries import Shop
-from tests.support.tools import eventually
+from tests.support.stores import REDIS
+from tests.support.tools import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
 
@@ -183,6 +184,30 @@ class TestRetryForInTheWorker:
         state, error = shop.result(sent.id)
         assert (state, type(error)) == ("FAILURE", LockTimeout)
         assert shop.next() is None
+
+
+def test_a_store_that_is_slower_than_the_moment_of_standing_by_fails_no_task(shop, proxy, settings, monkeypatch):
+    """It is asked once more, with the time that a call without a wait has."""
+    entry = {"BACKEND": REDIS, "LOCATION": proxy.url, "OPTIONS": {"socket_timeout": 4 * PATIENCE}}
+    settings.DISTRIBUTED_LOCKS = {"default": entry}
+    monkeypatch.setattr(tasks, "STANDS_BY", 0.05)
+
+    @shop.app.task(name="slow", shared=False)
+    @distributed_lock("work", on_busy="retry")
+    def task():
+        return "done"
+
+    def for_a_moment(run, failure, had_little_time=tasks.Run.had_little_time):
+        proxy.slow = 0.0
+        return had_little_time(run, failure)
+
+    monkeypatch.setattr(tasks.Run, "had_little_time", for_a_moment)
+    with lock("warm"):
+        pass
+    sent = task.delay()
+    proxy.slow = 3.0
+    shop.deliver(shop.next())
+    assert shop.result(sent.id) == ("SUCCESS", "done")
 
 
 class TestPause:

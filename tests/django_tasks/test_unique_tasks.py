@@ -822,14 +822,19 @@ class TestDecorator:
         assert task_backends["default"].results == []
         assert task.using(unique=False).enqueue(7).status == READY
         assert "default" in options.task_backends
-        assert [each.id for each in run_checks(tags=["distlock"])] == ["distlock.E008"]
+        assert is_refused_by_checks()
         assert task.using(backend="second").enqueue(7).return_value == "return"
 
     def test_those_that_are_known_are_not(self, settings):
         settings.TASKS = {**DATABASE, **second_backend()}
         tasks.work.using().using(backend="second")
         assert options.task_backends == {"default", "second"}
-        assert run_checks(tags=["distlock"]) == []
+        assert not is_refused_by_checks()
+
+
+def is_refused_by_checks():
+    """Other tests may have left decorators of which the checks tell."""
+    return "distlock.E008" in [each.id for each in run_checks(tags=["distlock"])]
 
 
 def second_backend():
