@@ -16,7 +16,7 @@ from example_project.valkey import Valkey
 from tests.support.tools import eventually
 from tests.support.workers.pools import pools
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 SLOTS, CONCURRENCY = 3, 8  # of the task, and of its worker
 

@@ -26,7 +26,7 @@ from tests.support.tools import eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import SOAK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 TTL = 2.0

@@ -13,7 +13,7 @@ from example_project.valkey import Valkey
 from tests.support.brokers import rabbitmq_broker, redis_broker
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 PATIENCE = 120.0  # seconds in which a broker starts and its clients find it

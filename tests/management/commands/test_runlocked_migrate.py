@@ -23,7 +23,7 @@ from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer, Postgres
 from tests.support.requirements import missing
 from tests.support.tools import PATIENCE, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 MIGRATE = [sys.executable, "-m", "django", "migrate"]
 
