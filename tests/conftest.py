@@ -143,6 +143,13 @@ def valkey() -> Iterator[Valkey]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Valkey]:
+    """One of the module's own: its workers go on while tests come and go."""
+    with Valkey() as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """The PostgreSQL of this test process."""

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from django_distlock import locks
+from tests.support.stores import REDIS
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import usable
 
@@ -19,8 +21,19 @@ def beside(shop):
 
 
 @pytest.fixture
+def the_locks(server, settings):
+    """Those that workers share with their test; "brief" has a short TTL."""
+    settings.DISTRIBUTED_LOCKS = {
+        "default": {"BACKEND": REDIS, "LOCATION": server.url},
+        "brief": {"BACKEND": REDIS, "LOCATION": server.url, "KEY_PREFIX": "brief", "TTL": 2.0},
+    }
+    yield locks["default"]
+    locks.close()
+
+
+@pytest.fixture
 def start(server, the_locks, tmp_path_factory):
-    """Starts workers of this test's own. ``server``, ``the_locks``: of its module."""
+    """Starts workers of this test's own."""
     started = []
 
     def start(pool="prefork", **options):

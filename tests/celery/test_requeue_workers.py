@@ -10,31 +10,14 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from django_distlock import lock, locks
+from django_distlock import lock
 from django_distlock.celery.requeue import LONGEST_WAIT, PACE
-from example_project.valkey import Valkey
 from tests.support.tools import eventually
 from tests.support.workers.pools import pools
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 SLOTS, CONCURRENCY = 3, 8  # of the task, and of its worker
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Locks, results and journals, and a broker."""
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def the_locks(server, settings):
-    settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": server.url}
-    }
-    yield locks["default"]
-    locks.close()
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import uuid
 
 import pytest
 
-from django_distlock import lock, locks
+from django_distlock import lock
 from django_distlock.types import LockRequest
-from example_project.valkey import Valkey
 from tests.support.tools import eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import pools, usable
@@ -24,22 +23,6 @@ pytestmark = pytest.mark.slow
 
 AT_ONCE = 3.0  # seconds that a busy machine may need for what takes a moment; the TTL of these locks is 30
 TTL = 2.0  # of the tasks whose worker is killed
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Locks, broker, results and journals."""
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def the_locks(server, settings):
-    settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": server.url}
-    }
-    yield locks["default"]
-    locks.close()
 
 
 @pytest.fixture(scope="module")

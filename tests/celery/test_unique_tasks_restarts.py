@@ -9,40 +9,17 @@ from kombu.exceptions import OperationalError
 
 from django_distlock import locks
 from django_distlock.celery import UniqueTask, unique
-from example_project.valkey import Valkey
-from tests.support.brokers import rabbitmq_broker, redis_broker
+from tests.support.brokers import broker_that_restarts
 from tests.support.tools import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.usefixtures("the_locks")]
 
-REDIS = "django_distlock.backends.redis.RedisBackend"
 PATIENCE = 120.0  # seconds in which a broker starts and its clients find it
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Of the locks and of results, beside the broker."""
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def the_locks(server, settings):
-    settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": REDIS, "LOCATION": server.url},
-        "brief": {"BACKEND": REDIS, "LOCATION": server.url, "KEY_PREFIX": "brief", "TTL": 2.0},
-    }
-    yield
-    locks.close()
 
 
 @pytest.fixture(params=["redis", "classic", "quorum"])
 def broker(request, tmp_path_factory):
-    if request.param == "redis":
-        started = redis_broker(tmp_path_factory.mktemp("b"))
-    else:
-        started = rabbitmq_broker(request.param)
-    with started as broker:
+    with broker_that_restarts(request.param, tmp_path_factory.mktemp("b")) as broker:
         yield broker
 
 

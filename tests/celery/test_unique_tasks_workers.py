@@ -15,32 +15,14 @@ import pytest
 from django_distlock import lock, locks
 from django_distlock.celery import UniqueTask, unique
 from django_distlock.celery.unique_tasks import UniqueHolder
-from example_project.valkey import Valkey
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import pools
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.usefixtures("the_locks")]
 
-REDIS = "django_distlock.backends.redis.RedisBackend"
-TTL = 2.0  # of the alias
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def the_locks(server, settings):
-    settings.DISTRIBUTED_LOCKS = {
-        "default": {"BACKEND": REDIS, "LOCATION": server.url},
-        "brief": {"BACKEND": REDIS, "LOCATION": server.url, "KEY_PREFIX": "brief", "TTL": TTL},
-    }
-    yield locks["brief"]
-    locks.close()
+TTL = 2.0  # of the alias "brief"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import threading
 import pytest
 from django.http import StreamingHttpResponse
 
+import django_distlock
 from django_distlock import LockBackendError, LockLost, distributed_lock, lock, locks, signals
 from django_distlock.core.holds import Holds
 from django_distlock.testing import lose, store_down
@@ -111,6 +112,21 @@ def test_a_response_that_is_closed_in_an_event_loop_tells_the_release(heard, rf)
 
     asyncio.run(respond())
     assert eventually(lambda: heard.get("lock_released"))["lease"] is heard["lock_acquired"]["lease"]
+
+
+def test_an_adopted_lease_whose_with_is_interrupted_as_it_begins_tells_its_release(calls, heard, monkeypatch):
+    """Its acquisition was told, by the process that detached it."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    handle = lock("order:{}", 42)
+    calls(handle).acquire()
+    adopted = calls(django_distlock).adopt(handle.lease.detach())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Holds, "enter", interrupted)
+        adopted.__enter__()
+    assert eventually(lambda: heard.get("lock_released"))["lease"] is adopted
 
 
 def test_of_a_lease_that_nobody_learned_of_no_release_is_told(heard, monkeypatch):

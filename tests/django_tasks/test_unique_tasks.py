@@ -33,7 +33,6 @@ from tests.support.tools import eventually
 
 if VERSION < (6, 0):
     pytest.skip("Django 6 has them", allow_module_level=True)
-pytest.importorskip("django_tasks_db")
 
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.backends.immediate import ImmediateBackend

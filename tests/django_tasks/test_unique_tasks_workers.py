@@ -16,19 +16,12 @@ from django import VERSION
 
 from django_distlock import locks
 from django_distlock.unique.publishing import UniqueHolder
-from example_project.valkey import Valkey
 from tests.support.programs import ROOT
 from tests.support.tools import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(VERSION < (6, 0), reason="Django 6 has them")]
 
 TTL = 2.0  # of the alias
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Valkey() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

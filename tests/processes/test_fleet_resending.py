@@ -15,7 +15,7 @@ import celery
 import pytest
 
 from example_project.valkey import Valkey
-from tests.support.brokers import rabbitmq_broker, redis_broker
+from tests.support.brokers import broker_that_restarts
 from tests.support.fleet.harness import Fleet
 from tests.support.proxy import Proxy
 from tests.support.tools import eventually
@@ -182,29 +182,24 @@ def test_a_broker_that_is_down_for_all_beats(fleets, server_that_stops):
 
 
 @pytest.fixture
-def broker_that_restarts(request, tmp_path_factory):
-    if request.param == "redis":
-        started = redis_broker(tmp_path_factory.mktemp("b"))
-    else:
-        started = rabbitmq_broker(request.param)
-    with started as broker:
+def restarting(request, tmp_path_factory):
+    with broker_that_restarts(request.param, tmp_path_factory.mktemp("b")) as broker:
         yield broker
 
 
 @pytest.mark.parametrize(
-    "broker_that_restarts",
+    "restarting",
     ["redis", pytest.param("classic", marks=slow), pytest.param("quorum", marks=slow)],
     indirect=True,
 )
-def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, broker_that_restarts):
+def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, restarting):
     """Those are done once, and so is what is sent later."""
-    broker, kind = broker_that_restarts, broker_that_restarts.queue_type
-    conf = {"task_default_queue_type": kind} if kind else {}
-    fleet = fleets({"wall": ("wall", PERIOD)}, broker=broker.url, conf=conf)
+    conf = {"task_default_queue_type": restarting.queue_type} if restarting.queue_type else {}
+    fleet = fleets({"wall": ("wall", PERIOD)}, broker=restarting.url, conf=conf)
     fleet.start(beats=2)
     wait_for_a_send(fleet, more=2)
-    broker.stop()
-    broker.start()
+    restarting.stop()
+    restarting.start()
     wait_for_a_send(fleet, more=2)
     assert all(fleet.is_alive(name) for name in ("b1", "b2"))
     fleet.worker("w1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -25,7 +25,7 @@ class Broker(NamedTuple):
 
 
 @contextmanager
-def redis_broker(folder: Path) -> Iterator[Broker]:
+def _redis(folder: Path) -> Iterator[Broker]:
     """It writes each command, and is killed.
 
     kombu takes a message from its queue before it notes it as unacknowledged: one that it has in between is lost then.
@@ -43,9 +43,14 @@ def redis_broker(folder: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def rabbitmq_broker(queue_type: str) -> Iterator[Broker]:
+def _rabbitmq(queue_type: str) -> Iterator[Broker]:
     """Its node ends in order."""
     if (programs := rabbitmq.programs()) is None:
         missing("rabbitmq", "no rabbitmq-server and epmd found; install the package rabbitmq-server")
     with rabbitmq.RabbitMQ(*programs) as server:
         yield Broker(server.url, server.stop, server.start, queue_type=queue_type)
+
+
+def broker_that_restarts(kind: str, folder: Path) -> AbstractContextManager[Broker]:
+    """``kind``: "redis", or the type of the queues of RabbitMQ."""
+    return _redis(folder) if kind == "redis" else _rabbitmq(kind)

@@ -202,14 +202,14 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         if request.inbox != POLLS:
-            request.event.wait(timeout)
+            self.pause(request, timeout)
             return
         with self._polling(request, timeout) as seconds:
             self.pause(request, seconds)
 
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
         if request.inbox != POLLS:
-            await request.event.await_set(timeout)
+            await self.apause(request, timeout)
             return
         with self._polling(request, timeout) as seconds:
             await self.apause(request, seconds)
