@@ -32,7 +32,7 @@ from tests.support.tenants import of_tenants, tenant
 from tests.support.tools import eventually
 
 if VERSION < (6, 0):
-    pytest.skip("Django 6 has them", allow_module_level=True)
+    pytest.skip("django.tasks comes with Django 6", allow_module_level=True)
 
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.backends.immediate import ImmediateBackend

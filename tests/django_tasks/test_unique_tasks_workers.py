@@ -19,7 +19,7 @@ from django_distlock.unique.publishing import UniqueHolder
 from tests.support.programs import ROOT
 from tests.support.tools import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(VERSION < (6, 0), reason="Django 6 has them")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(VERSION < (6, 0), reason="django.tasks comes with Django 6")]
 
 TTL = 2.0  # of the alias
 

@@ -73,7 +73,7 @@ def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(shop_
     report = json.loads(done.stdout)
     assert report["buy-unlocked"]["sold"] > PIECES
     assert 0 < report["buy"]["sold"] <= PIECES
-    assert set(report["buy"]["answers"]) <= {302, 409, 410, 503}  # 503: on a busy machine a store may be too slow
+    assert set(report["buy"]["answers"]) <= {302, 409, 410}
     assert 409 in report["buy"]["answers"]
     assert bool(store.keys("lock*")) == (backend == "redis")
 
