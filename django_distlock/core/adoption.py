@@ -1,7 +1,7 @@
 """How a lease goes from one process to another: detached here as a signed text, adopted there.
 
-The text can be adopted once. Whoever does, acquires a lock that is named by the text and kept while the text is
-valid; so a message that is delivered twice does not make two holders.
+The text can be adopted once: the adopting process acquires a lock that is named by the text, and keeps it while the
+text is valid. So a message that is delivered twice does not make two holders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 
 
 class AdoptedLease(Lease):
-    """A lease that another process acquired. A context manager: its end is that of the ``with`` of a lock."""
+    """A lease that another process acquired. A context manager, which ends as the ``with`` of a lock does."""
 
     __slots__ = ("_handle", "_proof")
 
@@ -51,9 +51,9 @@ class AdoptedLease(Lease):
             current_execution(),
             granted_clock=min(now, now - (wall_clock() - detached.granted_at)),
         )  # fmt: skip
-        self._deadline = now + detached.remaining  # at most: the store is asked what is left
+        self._deadline = now + detached.remaining  # at most: the store is asked for what is left
         if not self._renews:
-            self._due = self._deadline  # by then it is over, and there is nothing to do for it before
+            self._due = self._deadline  # it is over then, and nothing is to be done for it before
         self._handle = Lock(self.name, self.using, Options(detached.terms))
         self._proof = proof
 
@@ -120,7 +120,7 @@ async def aadopt(text: str) -> AdoptedLease:
 
 
 class Adoption:
-    """What has to be true of a lease before this process may go on with it. Undone if something is not."""
+    """Checks what must be true of a lease before this process may continue with it. Undone if a check fails."""
 
     def __init__(self, text: str) -> None:
         from .detached import Detached  # which few processes need
@@ -133,8 +133,8 @@ class Adoption:
                 f"{service.backend.setting('KEY_PREFIX')} is {here}, but {there} where this lease was detached. Give"
                 " all processes the same one."
             )
-        # Keeps others from adopting the token while the store may know it: until the lease is released, or, where that
-        # is not known, for as long as the text is valid.
+        # Keeps others from adopting the token while the store may know it: until the lease is released; if nobody
+        # knows whether it is, for as long as the text is valid.
         valid = detached.until - wall_clock() + CLOCKS_DIFFER
         if valid < SHORTEST_TTL:
             raise detached.lost_error()
@@ -146,7 +146,7 @@ class Adoption:
 
     @property
     def backend(self) -> BaseLockBackend:
-        """Which makes the calls of ``steps()``."""
+        """It makes the calls of ``steps()``."""
         return self.lease._backend
 
     def steps(self) -> Steps[None]:
@@ -169,7 +169,7 @@ class Adoption:
             if self._detached.left > 0.0:
                 raise
             raise self._detached.lost_error() from None
-        lease._deadline = safe_deadline(sent_at, ttl)  # what the text says counts no more
+        lease._deadline = safe_deadline(sent_at, ttl)  # in the place of what the text says
         # This process is the holder, from now on.
         shown = yield Call("acquire", (request.copy(ttl=ttl, deadline=NOT_WAITING),), {"queue": False})
         is_same = isinstance(shown, Grant) and shown.fence == lease.fence

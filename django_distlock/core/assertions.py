@@ -1,4 +1,4 @@
-"""What code that runs under a lock of its caller may ask: whether it does, and by which lease."""
+"""For code that runs under a lock of its caller: whether the lock is held, and by which lease."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_locked(name: str, /, *values: object, using: str = DEFAULT_ALIAS) -> 
 
 
 def current_lease(name: str | None = None, /, *values: object, using: str = DEFAULT_ALIAS) -> Lease:
-    """The lease under which the caller runs: that of the innermost ``with lock(...)`` or ``@distributed_lock``.
+    """The lease under which the caller runs, of the innermost ``with lock(...)`` or ``@distributed_lock``.
 
     With a ``name``, whose fields the ``values`` fill: the lease of the lock of this name. Local, no I/O.
     ``assert_locked()`` explains who counts as the caller. A lease that was lost, or not granted
@@ -53,7 +53,7 @@ def current_lease(name: str | None = None, /, *values: object, using: str = DEFA
 
 
 def _latest_here(name: str | None, using: str) -> Lease | None:
-    """What this context has acquired last of it and still has: one that stands, or was lost before it was left."""
+    """The latest lease that this context has acquired of it and not left; it stands, or was lost meanwhile."""
     for lease in acquired_here():
         if name is not None and (lease.name, lease.using) != (name, using):
             continue

@@ -1,4 +1,4 @@
-"""What a holder may believe of its lease by the local clock, and how it waits for the end of it."""
+"""What a holder may believe about its lease by the local clock, and how it waits for the end of the lease."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Belief:
     """The part of a lease that asks no store."""
 
     _pid: int  # of the process that it belongs to
-    _deadline: float  # until when it certainly holds, on clock(), unless it is renewed
-    _ended: State | None  # set once; a renewal that is still on its way changes nothing then
+    _deadline: float  # until when it certainly holds without another renewal, on clock()
+    _ended: State | None  # set once; then a renewal that is still on its way changes nothing
     _watchers: list[WakeEvent] | None = None  # of those who wait for its end
-    _group: Sequence[Belief] = ()  # the leases that were acquired together with it, and it
+    _group: Sequence[Belief] = ()  # it, and the leases that were acquired together with it
 
     @property
     def remaining(self) -> float:
@@ -38,7 +38,7 @@ class Belief:
 
     @property
     def _is_over(self) -> bool:
-        """Whether its holder goes on by it no more."""
+        """Whether its holder no longer continues with it."""
         return not self.is_held
 
     def ensure_held(self) -> None:
@@ -63,10 +63,10 @@ class Belief:
         raise NotImplementedError
 
     def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
-        """Sleep until the holder must stop, ``timeout`` seconds at most (None: as long as it takes). Whether it must.
+        """Sleep until the holder must stop, at most ``timeout`` seconds (None: as long as it takes). Whether it must.
 
-        True as soon as the lease is lost, released, or out of time by the local clock; no I/O. A loop asks it in the
-        place of ``time.sleep()``: ``while not lease.wait_lost(5): ...``. Any number of threads and tasks may.
+        True as soon as the lease is lost, released, or out of time by the local clock; no I/O. A loop calls it in the
+        place of ``time.sleep()``: ``while not lease.wait_lost(5): ...``. Any number of threads and tasks may wait.
         """
         with self._watched() as ended:
             self._sleep(ended, _deadline(timeout))
@@ -88,7 +88,7 @@ class Belief:
 
     @contextmanager
     def _watched(self) -> Iterator[WakeEvent]:
-        """An event that is set when the lease ends. Whoever waits looks first, as it may have ended before."""
+        """An event that is set when the lease ends. Look before you wait, because it may have ended already."""
         ended = WakeEvent()
         watchers = vars(self).setdefault("_watchers", [])  # in one step: two may be the first
         watchers.append(ended)
@@ -98,7 +98,7 @@ class Belief:
             watchers.remove(ended)
 
     def _seconds_to(self, deadline: float) -> float:
-        """How long to sleep: until then, or until the lease is out of time, if it is not renewed meanwhile."""
+        """How long to sleep: until then, or until the lease is out of time without a renewal."""
         return 0.0 if self._is_over else min(deadline - clock(), self._deadline - clock(), LONGEST_SLEEP)
 
     def _wake_watchers(self) -> None:

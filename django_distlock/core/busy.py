@@ -1,4 +1,4 @@
-"""What is said of a lock that is not granted."""
+"""Messages and errors about a lock that is not granted."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ RUNS_WITHOUT = "%s runs without the lock %s: %s"
 WAITS_ON = "The store of lock %r failed; its waiter continues to wait: %s"
 OWN_IN_THE_WAY = "a lease of its own is in the way"
 CROWD = "as many wait for it already as max_waiters allows"
-# As with threading.Lock, acquire() may wait for its own thread: another one may release the lock.
-WAITS_FOR_ITSELF = (  # an acquire() that is let wait, of the lock, by a thread or a task
+# As with threading.Lock, acquire() may wait for a lock of its own thread: another thread may release it.
+WAITS_FOR_ITSELF = (  # acquire() of the lock, which may wait, by a thread or a task
     "The lock %s is held by this very %s, which now waits for it in acquire(). Unless another one releases it"
     " meanwhile, this acquire() ends without it."
 )
 
 
 def reentry_error(lock: str, execution: str, slots: int, lease: Lease) -> LockReentry:
-    """For who would wait for itself. ``lease``: one for whose end that would be."""
+    """For a caller that would wait for itself. ``lease``: the one whose end it would wait for."""
     if not lease._hold_count:
         return LockReentry(
             f"The lock {lock} is kept by the open transaction of this very {execution}, which would wait for itself: it"
@@ -43,7 +43,7 @@ def reentry_error(lock: str, execution: str, slots: int, lease: Lease) -> LockRe
 
 
 def not_acquired(lock: str, busy: LockInfo, slots: int, waited: float | None) -> LockNotAcquired:
-    """``waited``: seconds; None: it was not to wait."""
+    """``waited``: seconds; None: the caller did not want to wait."""
     kind, state, why = LockNotAcquired, "is busy", described(busy, slots)
     if isinstance(busy, Crowded):
         state = f"is busy, and crowded: {CROWD}"
@@ -68,7 +68,7 @@ def reason_of(busy: LockInfo | None) -> Literal["busy", "crowded"]:
 
 
 def described(busy: LockInfo, slots: int = 1) -> str:
-    """``slots``: how many could have held it."""
+    """``slots``: how many holders the lock may have at once."""
     lease = _described(busy)
     return lease if slots == 1 else f"none of its {slots} slots is free. The first one to be, slot {busy.slot}: {lease}"
 
@@ -92,7 +92,7 @@ def _on_nodes(busy: LockInfo) -> str:
 
 
 def crowded_here(request: LockRequest, using: str) -> Crowded:
-    """As many of this process wait already as may. The store is not asked who holds the lock."""
+    """As many callers of this process wait already as may. The store is not asked who holds the lock."""
     return Crowded(request.name, using, None, 0, inf, prefix=request.prefix)
 
 
@@ -104,7 +104,7 @@ def slow_error(request: LockRequest) -> LockBackendError:
 
 
 def copied_error(request: LockRequest) -> LockBackendError:
-    """In a forked child, for a copy of who asks for the lock in the parent."""
+    """In a forked child, for the copy of a caller that asks for the lock in the parent."""
     return LockBackendError(
         f"Process {request.holder.pid} was forked while it asked for the lock {request.name!r}. It goes on to ask; in"
         f" its child, process {fork.pid()}, nobody does. Ask anew there if it needs the lock."

@@ -1,4 +1,4 @@
-"""What is released in the background, for callers that could not: interrupted, failed, or handed to nobody."""
+"""Releases in the background, for callers that were interrupted or failed, and of locks handed to unknown tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("django_distlock")
 class PendingRelease:
     """A release that is tried until its TTL has freed the lock anyway.
 
-    ``until`` is inf where no TTL does that: such a release is tried until it is made, or refused for good.
+    ``until`` is inf if no TTL does that: such a release is tried until the store has made or finally refused it.
     ``on_released`` is called once the store says that it has freed the lock.
     """
 
@@ -49,7 +49,7 @@ class Cleaner:
 
     def add(self, request: LockRequest, cooldown: float, on_released: Callable[[], None] | None) -> None:
         if request.is_offer and request.token in self._pending:
-            return  # what is there gives back more
+            return  # the entry that is there gives back more
         now = clock()
         until = inf if self._backend.has_sessions else now + request.retires_for
         self._pending[request.token] = PendingRelease(request, now + cooldown, until, on_released)
@@ -60,7 +60,7 @@ class Cleaner:
         return bool(self._pending)
 
     def left(self) -> list[tuple[LockRequest, float]]:
-        """What is not released yet, and the cooldown that each has left."""
+        """The requests that are not released yet, and the cooldown that each has left."""
         return [(pending.request, pending.cooldown) for pending in list(self._pending.values())]
 
     def forget(self) -> None:
@@ -68,13 +68,13 @@ class Cleaner:
         self._pending.clear()
 
     def release(self) -> float | None:
-        """What its thread does when it wakes."""
+        """The work of its thread."""
         return drive(self.steps(), self._backend)
 
     def steps(self) -> Steps[float | None]:
-        """Try each once. Returns when those that are left are tried again, on ``clock()``."""
+        """Try each once. Returns when the rest is tried again, on ``clock()``."""
         waiting = list(self._pending.items())
-        waiting.sort(key=lambda item: item[1].told)  # those at a part of the store that does not answer come last
+        waiting.sort(key=lambda item: item[1].told)  # last: those at a part of the store that does not answer
         for token, pending in waiting:
             if token not in self._pending:
                 continue
@@ -96,7 +96,7 @@ class Cleaner:
                 about = about_request("release-given-up", self._backend.alias, pending.request)
                 freed = "the end of its session frees it" if pending.until == inf else "its TTL has freed it"
                 logger.error("Lock %r could not be released; %s: %s", name, freed, error, extra=about)
-            if self._pending.get(token) is pending:  # and was not given up once more meanwhile
+            if self._pending.get(token) is pending:  # and not replaced by another release meanwhile
                 del self._pending[token]
             self._queue.wake_first(pending.request.key)
         return clock() + self._backend.timing.retry_delay if self._pending else None

@@ -1,4 +1,4 @@
-"""The text by which a lease goes from one process to another: what it says, and that it is signed."""
+"""The signed text with which a lease goes from one process to another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..options import Terms
 from ..types import place_of
 from ..utils.clock import wall_clock
 
-SALT = "django_distlock.handover"  # signs texts that are on their way now: it stays
+SALT = "django_distlock.handover"  # never changes, because texts that it signs are on their way
 
 
 def check_transfer(backend: BaseLockBackend, name: str) -> None:
-    """Raises LockBackendError where no other process can go on with a lease."""
+    """Raises LockBackendError if no other process can continue with a lease of this store."""
     if backend.supports_transfer:
         return
     error = LockBackendError(
@@ -32,10 +32,10 @@ def check_transfer(backend: BaseLockBackend, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """What the text says of the lease. ``since``, ``granted_at``, ``until``: seconds of Unix time.
+    """What the text says about the lease. ``since``, ``granted_at``, ``until``: seconds of Unix time.
 
-    ``since``: when its holder asked for it, for people. ``granted_at``: from which its min_hold and max_hold count.
-    ``prefix``: what a callable KEY_PREFIX had answered; "" where it is a text. ``template``: that of its request.
+    ``since``: when its holder asked for it, for people. ``granted_at``: its min_hold and max_hold count from then on.
+    ``prefix``: the answer of a callable KEY_PREFIX, else "". ``template``: the one of its request.
     ``remaining``: seconds that were left when it was detached; ``until`` is their end.
     """
 
@@ -55,7 +55,7 @@ class Detached:
     slot: int = 1
 
     @classmethod
-    @sensitive_variables()  # all: those of signing, which it calls, have the text under names of their own
+    @sensitive_variables()  # all: the functions of signing have the text in variables with other names
     def from_text(cls, text: str) -> Self:
         try:
             number, fields = signing.Signer(salt=SALT).unsign_object(text)
@@ -79,11 +79,11 @@ class Detached:
 
     @property
     def left(self) -> float:
-        """Seconds that are left, by clocks of two hosts that may differ."""
+        """Seconds that are left; the clocks of the two hosts may differ."""
         return min(self.remaining, self.until - wall_clock())
 
     def lost_error(self) -> LockLost:
-        """For one that ran out on its way."""
+        """For a lease that ended on its way."""
         return LockLost(
             f"The lock {self.name!r} ({place_of(self.using, self.prefix)}) was lost: it was detached by {self.label},"
             f" and its lease ran out {-self.left:.1f} s ago, before it was adopted. Give it more time on its way by"

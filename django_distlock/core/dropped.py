@@ -1,4 +1,4 @@
-"""What is said of a handle that went away with its lock, or at once, so that it locked nothing."""
+"""Warnings about a handle that was collected while it held its lock, or at once, so that it locked nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..utils.threads import start_thread
 from .events import about_lease
 from .lease import Lease
 
-POP_TOP = opmap["POP_TOP"]  # what CPython drops the result of a statement by
+POP_TOP = opmap["POP_TOP"]  # the instruction by which CPython drops the result of a statement
 
 logger = logging.getLogger("django_distlock")
 
 
 def tell_of_leases(handle: object, name: str, using: str, leases: Iterable[Lease]) -> None:
-    """Which nobody is left to release: they run out."""
+    """Warn about the leases of a handle that nobody can release any more. They end with their TTL."""
     if sys.is_finalizing():
         return
     for lease in leases:
@@ -32,14 +32,14 @@ def tell_of_leases(handle: object, name: str, using: str, leases: Iterable[Lease
                 f"A handle of lock {name!r} ({using}) was dropped while it held the lock, which now runs out by its"
                 " TTL. Write 'with lock(...)', or keep the handle and release it."
             )
-            # Few see a ResourceWarning. In a thread, because this one may be inside of a handler of logs.
+            # Few people see a ResourceWarning. In a thread, because this one may be inside a handler of logs.
             log = partial(logger.warning, extra=about_lease("handle-dropped", lease))
             start_thread("distlock-dropped", log, "%s Held by %s.", message, lease.holder)
             warnings.warn(message, ResourceWarning, stacklevel=3, source=handle)
 
 
 def tell_of_statement(name: str, made_at: int, frame: FrameType | None) -> None:
-    """``made_at``: the instruction of the caller that made the handle. ``frame``: in which it goes away, if any."""
+    """``made_at``: the caller's instruction that made the handle. ``frame``: the one in which it goes away, if any."""
     if frame and _is_result_of_statement(made_at, frame):
         message = (
             f"lock({name!r}) at {frame.f_code.co_filename}:{frame.f_lineno} locks nothing: it makes a handle, which"
@@ -50,7 +50,7 @@ def tell_of_statement(name: str, made_at: int, frame: FrameType | None) -> None:
 
 
 def _is_result_of_statement(made_at: int, frame: FrameType) -> bool:
-    """Whether it goes away by the very next instruction. Never, by what another interpreter than CPython tells."""
+    """Whether the next instruction drops it. Always False on other interpreters than CPython."""
     code, now = frame.f_code.co_code, frame.f_lasti
     between = code[made_at + 2 : now : 2]  # caches of the call, which are 0
     return 0 <= made_at < now and code[now] == POP_TOP and not any(between)

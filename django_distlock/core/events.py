@@ -1,4 +1,4 @@
-"""What records of the log tell programs of requests and leases."""
+"""The fields with which log records describe requests and leases, for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..utils.events import about_event
 
 
 class AboutLease(Protocol):
-    """What is told of a lease."""
+    """The fields of a lease."""
 
     name: str
     using: str

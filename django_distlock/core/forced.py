@@ -1,4 +1,4 @@
-"""Releases by somebody who does not hold the lock."""
+"""Releases by callers that do not hold the lock."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ def lock_all(*handles: Lock, wait: float | timedelta | None = WAIT) -> LockGroup
     ``with lock_all(lock("account:{}", a), lock("account:{}", b), wait=5) as leases:``
 
     ``handles``: of ``lock()``, in any order. The same name twice on one store is one lock, also by two aliases of one
-    store; it belongs to the first alias given. ``leases`` is a tuple in the order of the handles.
+    store; it belongs to the alias that was given first. ``leases`` is a tuple in the order of the handles.
 
-    ``wait`` (10): seconds to wait for all of them together; 0 does not wait, None waits as long as it takes. What the
-    handles or their aliases say of ``wait`` does not count. ``on_unavailable`` is one decision: if all handles say
-    "run", an outage of one store lets the body go on without any of the locks; else it raises LockBackendError.
+    ``wait`` (10): seconds to wait for all of them together; 0 does not wait, None waits as long as it takes. The
+    ``wait`` of the handles and their aliases does not count. ``on_unavailable`` is one decision: if all handles say
+    "run", the body runs without any of the locks during an outage of one store; else it raises LockBackendError.
 
-    Code that acquires locks only by this cannot deadlock: all processes take them in one order, and a lock that was
+    Code that acquires locks only by this cannot deadlock: all processes take them in one order. A lock that was
     granted is renewed while the call waits for the next ones. A thread or task that already holds a lock and asks for
     more does not have this guarantee.
 
@@ -68,8 +68,8 @@ class Leases(tuple[Lease, ...]):
     def ensure_held(self) -> None:
         """Return if all leases are certainly held now, by the local clock; no I/O.
 
-        Raises LockLost, which names the first that is lost, or LockNotHeld after the release of one. The
-        ``ensure_held()`` of each lease raises for a loss of any other, too.
+        Raises LockLost, which names the first lost lease, or LockNotHeld after the release of one. The
+        ``ensure_held()`` of each lease also raises after the loss of any other.
         """
         for lease in self:
             lease.ensure_held()
@@ -86,7 +86,7 @@ class Leases(tuple[Lease, ...]):
 
 
 def leases_of(entered: Lease | Leases) -> Sequence[Lease]:
-    """What ``with`` gave, of one lock or of several, each lease once."""
+    """The leases that ``with`` gave, for one lock or several, each lease once."""
     return tuple(dict.fromkeys(entered)) if isinstance(entered, Leases) else (entered,)
 
 
@@ -164,7 +164,7 @@ class LockGroup:
         if not self._entered:
             raise LockNotHeld(f"{self!r} is not held.")
         mine = [entered for entered in self._entered if entered.acquisition.execution is current_execution()]
-        entered = (mine or self._entered)[-1]  # an iterator may end in another thread or task than it began in
+        entered = (mine or self._entered)[-1]  # an iterator may begin in another thread or task
         self._entered.remove(entered)
         for lease in entered.leases:
             if lease._group is entered.leases:
@@ -177,7 +177,7 @@ class LockGroup:
 
 
 def _leave_all(handles: list[Lock], error: BaseException | None) -> BaseException | None:
-    """Release them, the last one first, and all the same where one fails. Returns what is to be raised."""
+    """Release all of them, the last one first, also if one fails. Returns the error to raise."""
     while handles:
         try:
             handles[-1].__exit__(None, error, None)
@@ -198,12 +198,12 @@ async def _aleave_all(handles: list[Lock], error: BaseException | None) -> BaseE
 
 
 def _graver(first: BaseException | None, second: BaseException) -> BaseException:
-    """The first error, but an interrupt or a cancellation is never hidden by one."""
+    """The first error; but an error never hides an interrupt or a cancellation."""
     return first if isinstance(first, BaseException) and isinstance(second, Exception) else second
 
 
 def _drop(handles: Sequence[Lock]) -> None:
-    """Their release was interrupted, and nobody repeats it: their leases end with their TTL."""
+    """Their release was interrupted, and nobody repeats it. Their leases end with their TTL."""
     for handle in handles:
         handle._drop_hold(None, BY_WITH)
 
@@ -219,20 +219,20 @@ class Member(NamedTuple):
 class GroupAcquisition:
     """One request for several locks, from the first attempt to their leases or the failure.
 
-    Where all are free, and the store can, they are granted in one step. Otherwise they are acquired one after another,
-    each as if it were alone, in an order that is the same in all processes. So nobody waits in a circle; and nobody has
-    a place in one queue while it waits in another one, so that a lock is handed only to who takes it.
+    If all are free, and the store can do it, they are granted in one step. Otherwise they are acquired one after
+    another, each as if it were alone, in an order that is the same in all processes. So nobody waits in a circle. And
+    nobody has a place in one queue while it waits in another one, so a lock is handed only to a waiter that takes it.
     """
 
     def __init__(self, handles: Sequence[Lock], wait: float | None, execution: object) -> None:
         self.execution = execution
         self._handles, self._timeout = handles, AS_LONG_AS_IT_TAKES if wait is None else wait
-        self._open: list[Member] = []  # those that were asked for and are not given back, in this order
-        self._signal: Signal | None = None  # that the last one was busy
+        self._open: list[Member] = []  # asked for and not given back, in this order
+        self._signal: Signal | None = None  # to say that the last one was busy
         self._by_handle, self._members = self._begin()
 
     def _begin(self) -> tuple[list[Member], list[Member]]:
-        """The members by handle, and each lock once in the order of all. They begin together: with one deadline."""
+        """The members by handle; and each lock once, in the order of all locks. All have one deadline."""
         known: dict[tuple[str, str], Member] = {}
         by_handle = []
         for handle in self._handles:
@@ -249,7 +249,7 @@ class GroupAcquisition:
         return [member.handle for member in self._members]
 
     def leases(self) -> Leases:
-        """Those of all handles, once all were acquired."""
+        """The leases of all handles, when all were acquired."""
         leases = Leases(lease for member in self._by_handle if (lease := member.acquisition.lease))
         for member in self._members:
             if member.acquisition.grant and (lease := member.acquisition.lease):  # else its holder had it before
@@ -257,7 +257,7 @@ class GroupAcquisition:
         return leases
 
     def answer(self, acquisition: Acquisition) -> Lease | LockInfo:
-        """To one request, after as long a wait as it takes."""
+        """The answer to one request, after its wait."""
         answer = acquisition.ask()
         return drive(acquisition.steps(), acquisition.backend) if answer is None else answer
 
@@ -268,14 +268,14 @@ class GroupAcquisition:
         return await adrive(acquisition.steps(), acquisition.backend) if answer is None else answer
 
     def learn_transactions(self, acquisition: Acquisition) -> None:
-        """Those that are open around the caller; a thread knows its own."""
+        """Learn which transactions are open around the caller. A thread knows its own."""
 
     async def alearn_transactions(self, acquisition: Acquisition) -> None:
         if acquisition.depends_on_transactions():
             await acquisition.wait_for_transactions()
 
     def steps(self) -> Steps[None]:
-        """Acquire them all. Raises what the failure of one raises, and LockLost; then none is held."""
+        """Acquire all of them. Raises the error of the one that fails, or LockLost; then none is held."""
         try:
             if not (yield from self._acquire_in_one_step()):
                 for member in self._members:
@@ -283,7 +283,7 @@ class GroupAcquisition:
             self._check_that_all_stand()
         except LockBackendError as error:
             failed = self._open[-1].acquisition
-            self.undo(error)  # in the background: a store does not answer
+            self.undo(error)  # in the background, because a store does not answer
             if not self._may_run_without(error):
                 yield from _send(signals.lock_unavailable, failed, error)
                 raise
@@ -300,7 +300,7 @@ class GroupAcquisition:
                     yield from _send(signals.lock_acquired, member.acquisition)
 
     def _acquire_in_one_step(self) -> Steps[bool]:
-        """All of them, if their store can and all are free. Whether they are held now; else nothing is."""
+        """All of them, if their store can do it and all are free. Returns whether all are held; else none is."""
         acquisitions = [member.acquisition for member in self._members]
         stores = {store for (store, _), _, _ in self._members}
         if len(acquisitions) == 1 or len(stores) > 1 or not all(map(_passes_nobody_here, acquisitions)):
@@ -342,14 +342,14 @@ class GroupAcquisition:
             acquisition.fail()
 
     def _check_that_all_stand(self) -> None:
-        """After the last grant: the first lease may have run out while the others were waited for."""
+        """After the last grant: the first lease may have ended while the call waited for the others."""
         for member in self._members:
             lease = member.acquisition.lease
             if lease and not lease.is_held:
                 raise lease._lost_error()
 
     def _give_back(self, problem: LockError) -> Steps[None]:
-        """What was granted, as if it had never been: at once, whatever its min_hold, and without a signal."""
+        """Release what was granted, at once and without a signal, whatever its min_hold."""
         while self._open:
             acquisition = self._open[-1].acquisition
             if acquisition.grant and (lease := acquisition.lease):
@@ -366,7 +366,7 @@ class GroupAcquisition:
             self._open.pop()
 
     def undo(self, error: BaseException) -> None:
-        """Give back what was granted in the background. Interrupted, it is called once more."""
+        """Give back, in the background, what was granted. If this is interrupted, it is called once more."""
         while self._open:
             acquisition = self._open[-1].acquisition
             if acquisition.grant:
@@ -379,7 +379,7 @@ class GroupAcquisition:
         return wanted and not error.is_final and self._members[0].acquisition.request.holder.pid == fork.pid()
 
     def _run_without(self, error: LockBackendError) -> Steps[None]:
-        """Go on without any of the locks, by leases that were not granted."""
+        """Continue without any of the locks, with leases that were not granted."""
         self._by_handle, self._members = self._begin()
         for member in self._members:
             yield Call("learn_transactions", (member.acquisition,))
@@ -390,7 +390,7 @@ class GroupAcquisition:
 
 
 def _passes_nobody_here(acquisition: Acquisition) -> bool:
-    """Whether none of this process has the lock or waits for it."""
+    """Whether nobody in this process has the lock or waits for it."""
     return not acquisition._leases_here() and not acquisition._service.queue.length(acquisition.request.key)
 
 
@@ -399,7 +399,7 @@ def _came_too_late(acquisition: Acquisition, grant: Grant) -> bool:
 
 
 def _leave(acquisition: Acquisition) -> None:
-    """Its caller does not go on with its lease, which is not kept for its min_hold then."""
+    """Its caller does not continue with the lease, so it is not kept for its min_hold."""
     if lease := acquisition.lease:
         lease._terms = replace(lease._terms, min_hold=0.0)
     if acquisition._hold:
@@ -413,12 +413,12 @@ def _send(signal: Signal, acquisition: Acquisition, error: LockBackendError | No
 
 
 def _options_of(handle: Lock) -> Terms:
-    """Those that one lease has."""
+    """The options that one lease has."""
     return replace(handle._options.own, wait=None, label="")
 
 
 def identity_of(backend: BaseLockBackend) -> str:
-    """Which store it is, in all processes alike; equal for aliases of one store."""
+    """Identifies the store, in all processes alike; equal for aliases of one store."""
     keyspace = backend.keyspace
     return backend.alias if keyspace is None else _as_text(keyspace)
 

@@ -1,6 +1,6 @@
-"""What holds a lease: the holds of handles, of which a release means one, and what keeps it after the last was left.
+"""What holds a lease: the holds of handles, each ended by a release, and the retainers after the last hold.
 
-And which leases a context has acquired, by which the owner of one is known.
+Also which leases a context has acquired: they show who owns a lease.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ BY_WITH, BY_CALL = True, False  # how a lease is acquired, and how it is left
 
 
 class NothingToLeave(LookupError):
-    """No hold is there that a release could mean, or it was left already."""
+    """There is no hold that a release could end, or it was left already."""
 
 
 class Hold:
-    """One acquisition. ``lease`` is None once it was left, also by a release in the body of its ``with``.
+    """One acquisition. ``lease`` is None after it was left, also by a release in the body of its ``with``.
 
     ``execution``: the thread or task that made it.
     """
@@ -45,13 +45,13 @@ class Hold:
 class Holds(list[Hold]):
     """The acquisitions of a handle that are not left yet, in their order.
 
-    A handler of a signal may raise after any call. So what belongs together is done without a call in between.
+    A signal handler may raise after any call. So changes that belong together have no call between them.
     """
 
     __slots__ = ()
 
     def enter(self, hold: Hold, lease: Lease, again: bool = False) -> None:
-        """``again``: the lease has another hold already."""
+        """``again``: the lease already has another hold."""
         if self:
             self._forget_what_is_over(hold.execution)
         self.append(hold)
@@ -60,7 +60,7 @@ class Holds(list[Hold]):
             lease._hold_count += 1
 
     def to_leave(self) -> Hold:
-        """What a release means. Raises NothingToLeave."""
+        """The hold that a release ends. Raises NothingToLeave."""
         holds = list(self)
         mine = _of(current_execution(), holds)
         if not mine and holds and not holds[-1].reentrant:
@@ -68,31 +68,31 @@ class Holds(list[Hold]):
         return _last([hold for hold in mine if hold.lease])
 
     def to_leave_by_with(self) -> Hold:
-        """What the end of a ``with`` means, whatever its body released. Raises NothingToLeave."""
+        """The hold that the end of a ``with`` ends, whatever its body released. Raises NothingToLeave."""
         holds = list(self)
         if len(holds) == 1 and holds[0].by_with:
-            return holds[0]  # whoever asks
+            return holds[0]  # whichever thread or task asks
         mine = _of(current_execution(), holds)
         if not [hold for hold in mine if hold.by_with]:
-            mine = holds  # an iterator may end in another thread or task than it began in
+            mine = holds  # an iterator may begin in another thread or task
         ended = _last([hold for hold in mine if hold.by_with])
         if ended.lease is None or ended.lease._ended is RELEASED:
-            # As of threading.Lock, it releases what the body has acquired since.
+            # As with threading.Lock, it releases what the body has acquired since.
             since = [hold for hold in mine[mine.index(ended) :] if hold.lease and not hold.by_with]
             if since:
                 ended.lease, since[-1].lease = since[-1].lease, None
         return ended
 
     def leave(self, hold: Hold, by_with: bool) -> Lease | None:
-        """The lease to release now; None for one that was entered again, or that its ``with`` finds released.
+        """The lease to release now. None if it was entered again, or if its ``with`` finds it released.
 
         Raises NothingToLeave when it was left already.
         """
         lease = hold.lease
         if lease is not None:
             hold.lease = None
-            lease._hold_count -= 1  # if nothing more happens, it runs out
-        if by_with or not hold.by_with:  # "with" finds its own hold at its end, whatever its body released
+            lease._hold_count -= 1  # if nothing more happens, it ends by its TTL
+        if by_with or not hold.by_with:  # at its end, "with" finds its own hold, whatever its body released
             try:
                 self.remove(hold)
             except ValueError:  # another thread was quicker
@@ -107,17 +107,17 @@ class Holds(list[Hold]):
         return [hold.lease for hold in list(self) if hold.lease]
 
     def latest(self) -> Lease | None:
-        """That of this very thread or task, else of any, as far as it stands."""
+        """The latest lease of this thread or task, else of any other one, if it still stands."""
         mine = [hold.lease for hold in _of(current_execution(), list(self))]
         standing = [lease for lease in (*self.leases(), *mine) if lease and not lease._is_over]
         return standing[-1] if standing else None
 
     def depth(self) -> int:
-        """How often this very thread or task is in."""
+        """How many holds this thread or task has."""
         return sum(hold.lease is not None for hold in _of(current_execution(), list(self)))
 
     def _forget_what_is_over(self, execution: object) -> None:
-        """Nobody releases leases that ran out, where a lock is taken once per TTL. Those of others say so to them."""
+        """If a lock is taken once per TTL, nobody releases the leases that ended. Other threads learn of theirs."""
         for hold in list(self):
             lease = hold.lease
             if hold.by_with or (lease and not lease._is_over):
@@ -128,7 +128,7 @@ class Holds(list[Hold]):
 
 
 def is_entered(lease: Lease) -> bool:
-    """Whether its holder is in; else it was left already and is released later, or right now."""
+    """Whether its holder has not left it yet; else it is released later, or right now."""
     return lease._hold_count > 0
 
 
@@ -154,24 +154,24 @@ def raises_when_lost(lease: Lease) -> bool:
 class Retainer:
     """Keeps a lease that its holder has left, for a transaction or for a response that is not finished.
 
-    Until it is released, or collected; then the lease is released if nothing else needs it.
+    When it is released or collected, the lease is released if nothing else needs it.
 
-    ``reason``: equal ones count as one; default: one of its own. ``most``: seconds for which the lease is renewed on
-    account of this; None: no bound.
+    ``reason``: equal reasons count as one; by default each is different. ``most``: seconds for which the lease is
+    renewed because of this; None: no bound.
     """
 
-    what: ClassVar[str] = ""  # keeps it, as the journal says; "": nothing that is to be told
+    what: ClassVar[str] = ""  # keeps it, in the words of the journal; "": the journal does not say
     _lease: Lease | None = None  # until it is made
 
     def __init__(self, lease: Lease, reason: object = None, *, most: float | None = None) -> None:
         self._reason = reason or object()
-        self._lease = lease  # first, so that there is no retainer that nothing releases
+        self._lease = lease  # first: else nothing would release the retainer
         lease._retain(self._reason, most=most)
         if self.what:
             lease._note(Event.KEPT, self.what)
 
     def drop(self) -> None:
-        """The holder itself goes on, and releases what nothing else holds."""
+        """The holder itself continues, and releases the lease when nothing else holds it."""
         if self._lease:
             self._lease._drop_retainer(self._reason)
 
@@ -186,7 +186,7 @@ class Retainer:
 
 
 class ResponseRetainer(Retainer):
-    """Of a response whose content is made after its view has returned."""
+    """For a response whose content is made after its view has returned."""
 
     what = RESPONSE
 
@@ -194,18 +194,18 @@ class ResponseRetainer(Retainer):
         super().__init__(lease, most=lease._backend.response_max_hold)
 
 
-# A lease, what the context had acquired before it, and how many more are taken in until it is looked which have ended.
+# A lease, what the context had acquired before it, and how many more it takes until the ended ones are looked for.
 Acquired = tuple[ReferenceType[Lease], "Acquired | None", int]
 
 SPARE = 8  # at least
 MOST_TOLD = 20  # leases, in an entry of the journal
-# Child tasks inherit the context and sync_to_async lends one thread to many, so an execution owns a
-# lease only when the thread or task is the same *and* the context remembers having acquired it.
+# Child tasks inherit the context, and sync_to_async lends one thread to many. So an execution owns a lease only if the
+# thread or task is the same *and* the context remembers that it acquired the lease.
 _acquired: ContextVar[Acquired | None] = ContextVar("django_distlock_acquired", default=None)
 
 
 def remember(lease: Lease) -> None:
-    """This context has acquired it: a thread or a task, and what it lends its context to."""
+    """Note that this context has acquired it: a thread or a task, and whatever it lends its context to."""
     before = _acquired.get()
     while before and ((latest := before[0]()) is None or latest._ended is RELEASED):
         before = before[1]
@@ -223,13 +223,13 @@ def remembers(lease: Lease) -> bool:
 
 
 def had_by(execution: object, using: str) -> list[Lease]:
-    """The leases of an alias that this thread or task has; the latest one first, and no more than MOST_TOLD."""
+    """The leases of an alias that this thread or task has; the latest one first, at most MOST_TOLD."""
     had = (one for one in acquired_here() if one.using == using and one._belongs_to(execution) and one.is_held)
     return list(islice(had, MOST_TOLD))
 
 
 def acquired_here() -> Iterator[Lease]:
-    """What this context has acquired and still remembers: that of its thread or task, and of the one it came from.
+    """The leases that this context has acquired and remembers: by its thread or task, and by the one it came from.
 
     The latest one first.
     """

@@ -1,4 +1,4 @@
-"""Writes the journal of a backend, beside its locks: nobody who takes or releases one waits for it."""
+"""Writes the journal of a backend. No caller that acquires or releases a lock waits for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..utils.clock import clock, wall_clock
 from ..utils.events import about_event
 from ..utils.threads import Worker
 
-INTERVAL = 0.25  # seconds between two writes: what comes meanwhile goes together
-MOST_NOTED = 250  # events between two writes: the more, the less of them is in the caches of a processor
+INTERVAL = 0.25  # seconds between two writes: the events between them are written together
+MOST_NOTED = 250  # events between two writes: more would not stay in the caches of a processor
 
 Noted = tuple[float, Event, LockRequest, float, int, str]  # when, what, of whom, since when, fencing number, text
 
@@ -28,8 +28,8 @@ logger = logging.getLogger("django_distlock")
 class JournalWriter:
     """Takes note of events, and lets a thread write them.
 
-    A journal keeps the last ones alone. So where more happen between two writes than it keeps, those that it would not
-    keep are not even written, and a process that is very busy pays little more than one that is not.
+    A journal keeps only the latest events. So if more happen between two writes than it keeps, the others are not even
+    written, and a very busy process pays little more than another one.
     """
 
     GRANTED, RELEASED = GRANTED, RELEASED
@@ -43,20 +43,20 @@ class JournalWriter:
         fork.in_child(self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """In a forked child: what its parent has noted, the parent writes."""
+        """In a forked child: the parent writes what the parent has noted."""
         self._noted.clear()
         self._is_due = False  # whether the thread knows that there is something
         self._is_failing = self._is_refused = False
 
     @property
     def unwritten(self) -> int:
-        """How many events the journal does not have yet."""
+        """How many noted events are not in the journal yet."""
         return len(self._noted)
 
     def note(self, event: Event, request: LockRequest, since: float, fence: int = 0, text: str = "") -> None:
-        """``since``: on ``clock()``, when the lock was asked for, or granted. A request that waits is given as a copy.
+        """``since``: on ``clock()``, when the lock was requested or granted. Pass a copy of a request that waits.
 
-        Else it would look as if its caller waited on, for as long as it is noted here.
+        Otherwise the note would keep the request alive, and its caller would seem to wait.
         """
         self._noted.append((wall_clock(), event, request, since, fence, text))
         if not self._is_due:
@@ -64,7 +64,7 @@ class JournalWriter:
             self._worker.nudge()
 
     def write(self) -> float | None:
-        """What its thread does. Returns when it is to be done again, on ``clock()``; None: when something is noted."""
+        """The work of its thread. Returns when to do it again, on ``clock()``; None: when something is noted."""
         self._is_refused = False
         if not self._noted:
             self._is_due = False
@@ -75,7 +75,7 @@ class JournalWriter:
         return clock() + INTERVAL
 
     def _on_refusal(self, error: RuntimeError) -> None:
-        """The next event asks for the thread again. That it cannot be started is told once, until one runs."""
+        """The next event asks for the thread again. The error is logged once, until a thread runs."""
         self._is_due = False
         if not self._is_refused:
             about = about_event("thread-refused", thread=self._name)
@@ -83,7 +83,7 @@ class JournalWriter:
         self._is_refused = True
 
     def write_last(self) -> None:
-        """At the exit of the process. What a store did not take before, it is not asked to take now."""
+        """At the exit of the process. A store that failed before is not asked again."""
         if self._noted and not self._is_failing:
             self._write()
 
@@ -104,8 +104,8 @@ class JournalWriter:
             self._is_failing = False
 
     def _taken(self) -> Iterator[Noted]:
-        """What is noted now."""
-        with suppress(IndexError):  # the thread, and who ends the process, may both write
+        """The events that are noted now."""
+        with suppress(IndexError):  # the thread, and the thread that ends the process, may both write
             for _ in range(len(self._noted)):
                 yield self._noted.popleft()
 
@@ -113,7 +113,7 @@ class JournalWriter:
     def _entry(
         at: float, event: Event, request: LockRequest, since: float, fence: int, text: str, wall_ahead: float
     ) -> JournalEntry:
-        """``wall_ahead``: by how much the clock of the wall is ahead of ``clock()``."""
+        """``wall_ahead``: by how much the wall clock is ahead of ``clock()``."""
         seconds = request.deadline - since if event is Event.WAITS else at - (since + wall_ahead)
         return JournalEntry(
             at, event, request.name, digest(request.token), request.holder, fence, request.ttl,

@@ -1,4 +1,4 @@
-"""What people read as the purpose of a holder that has named none."""
+"""The label of a holder that has given none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..types import program
 
-SERVERS = (  # commands in whose processes requests are answered, or tasks run
+SERVERS = (  # commands whose processes answer requests or run tasks
     "runserver", "runserver_plus", "runsslserver", "testserver",
     "db_worker", "qcluster", "rqworker", "rqworker-pool", "run_huey", "runworker",
 )  # fmt: skip
@@ -16,7 +16,7 @@ SERVERS = (  # commands in whose processes requests are answered, or tasks run
 
 def here(caller: tuple[str, str]) -> str:
     """The task of Celery that runs here, else the command of Django, else the function that asked for the lock, or
-    that is under the decorator.
+    the decorated function.
 
     ``caller``: its module and its name.
     """
@@ -32,7 +32,7 @@ def of_task(task: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def of_function(caller: tuple[str, str]) -> str:
-    """The name of the program alone would be that of a server, such as gunicorn, in most processes."""
+    """In most processes, the name of the program alone would be a server, such as gunicorn."""
     module, function = caller
     running = program()
     _, _, command = running.partition(" ")

@@ -1,4 +1,4 @@
-"""``leader()``: one process of all leads, for as long as it lives, and the others stand by."""
+"""``leader()``: one of all processes leads, for as long as it lives, and the others stand by."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .acquire import Acquisition
 from .lock import Lock, refuse_in_event_loop
 from .registry import DEFAULT_ALIAS
 
-# What bounds neither the wait nor the term, whatever the alias says.
+# Options that bound neither the wait nor the term, whatever the alias says.
 UNBOUNDED: dict[str, Any] = {
     "wait": None, "max_waiters": None, "renew": True, "max_hold": None, "min_hold": 0.0, "on_unavailable": "raise",
 }  # fmt: skip
-OUTAGE_PAUSES = 1.0, 5.0  # seconds after which it asks again a store that failed: the first ones, the longest
+OUTAGE_PAUSES = 1.0, 5.0  # seconds after which it asks a store again that failed: first, and at most
 
 
 class LeaderOptions(TypedDict, total=False):
@@ -34,8 +34,8 @@ def leader(name: str, /, *values: object, using: str = DEFAULT_ALIAS, **options:
     """A handle on the leadership of that name, for loops that run on every host and work on one.
 
     It is the lock of that name, without bounds: ``with`` waits as long as it takes to become the leader, also while the
-    store is down, and the term lasts until its block ends, ``step_down()``, or the loss of the lease. What the alias
-    says of ``wait``, ``max_waiters``, ``renew``, ``max_hold``, ``min_hold`` and ``on_unavailable`` does not count.
+    store is down, and the term lasts until its block ends, ``step_down()``, or the loss of the lease. The alias's
+    ``wait``, ``max_waiters``, ``renew``, ``max_hold``, ``min_hold`` and ``on_unavailable`` do not count.
 
     ``values`` and ``using``: as of ``lock()``, and so are these options:
 
@@ -76,7 +76,7 @@ class Leadership(Lock):
         answer; the release is then tried again in the background.
         """
         refuse_in_event_loop()
-        with suppress(LockLost, LockNotHeld):  # a loss is told at the end of the block
+        with suppress(LockLost, LockNotHeld):  # the end of the block reports a loss
             if lease := self.lease:
                 lease.release()
                 return True

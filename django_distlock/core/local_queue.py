@@ -1,4 +1,4 @@
-"""The waiters of one process: for each lock one of them, the leader, asks the store; the others stand behind it."""
+"""The waiters of one process. For each lock, one of them, the leader, asks the store; the others stand behind it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..utils.clock import clock
 
 
 class LocalQueue:
-    """By lock, as the ``key`` of its requests says, in the order of arrival, threads and tasks alike.
+    """Waiters by lock (the ``key`` of requests), in the order of arrival, threads and tasks alike.
 
     A leader that leaves without the lock hands its place in the store's queue to the next one, so that a process
     keeps its turn while anybody in it waits.
     """
 
     def __init__(self, timing: Timing, succeed: Callable[[LockRequest], None]) -> None:
-        """``succeed`` gets each request that goes on with the place of another one in the store."""
+        """``succeed`` gets each request that continues with the place of another one in the store."""
         self._timing, self._succeed = timing, succeed
         self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
-        self._lines: dict[str, list[LockRequest]] = {}  # a new one is put in by anybody; else by who has the guard
+        self._lines: dict[str, list[LockRequest]] = {}  # anybody may put in a new line; else only with the guard
 
     def join(self, request: LockRequest, now: float) -> bool:
         """Stand in the line of its lock, and take a turn as ``take_turn()`` says."""
-        request.asking, request.last_active_at = True, now  # first: it inherits nothing then
+        request.asking, request.last_active_at = True, now  # first: so it inherits nothing
         alone = [request]
-        if self._lines.setdefault(request.key, alone) is alone:  # most locks are wanted by one
+        if self._lines.setdefault(request.key, alone) is alone:  # most locks have one caller
             return True
         with self._guard:
             line = self._lines.setdefault(request.key, alone)
@@ -37,7 +37,7 @@ class LocalQueue:
             return self.take_turn(request, now)
 
     def take_turn(self, request: LockRequest, now: float) -> bool:
-        """Mark it as asking the store if it is the leader or has a place there. Whether it is the leader."""
+        """Mark it as asking the store if it is the leader or has a place there. Returns whether it is the leader."""
         request.last_active_at = now
         with self._guard:
             line = self._lines.setdefault(request.key, [request])
@@ -46,13 +46,13 @@ class LocalQueue:
             return is_leader
 
     def admit(self, request: LockRequest) -> bool:
-        """Let it wait behind others. False: as many wait before it as its ``max_waiters`` says, so it has left."""
+        """Let it wait behind others. False: as many as its ``max_waiters`` wait already, so it has left."""
         if not request.max_waiters:
             request.waits = True
             return True
         with self._guard:
             line = self._lines[request.key]
-            is_first = line[0] is request  # by now, and so it asks the store, which knows of other processes
+            is_first = line[0] is request  # by now: then it asks the store, which knows other processes
             # The leader may be asking for the first time. Then it does not wait yet.
             request.waits = not is_first and request in line[: request.max_waiters + (not line[0].waits)]
             is_admitted = is_first or request.waits
@@ -61,27 +61,27 @@ class LocalQueue:
         return is_admitted
 
     def begin_to_wait(self, request: LockRequest) -> None:
-        """The leader was told that the lock is busy, and has a place in the store."""
+        """The store answered the leader that the lock is busy, and gave it a place."""
         with self._guard:
             request.waits = True
             self._count_anew(self._lines[request.key])
 
     def _count_anew(self, line: list[LockRequest]) -> None:
-        """The first question of a leader was answered: who came meanwhile is counted by that."""
+        """The leader's first question was answered: let the requests that came meanwhile be counted again."""
         for one in line:
             if one.max_waiters and not (one.asking or one.inbox):
                 one.waits = False
                 one.event.set()
 
     def mark_asking(self, request: LockRequest) -> None:
-        """From now on, until it waits again, it inherits nothing: its attempt goes on with the token that it has."""
+        """It inherits nothing from now on, until it waits again: its attempt keeps the token that it has."""
         with self._guard:
             request.asking = True
 
     def schedule_look(self, request: LockRequest, latest: float) -> float:
-        """Seconds until it asks the store again, ``latest`` at most. It does not count as unresponsive meanwhile.
+        """Seconds until it asks the store again, at most ``latest``. Until then it does not count as unresponsive.
 
-        Random, so that those who came together do not stay together.
+        Random, so that requests that came together do not stay together.
         """
         timing = self._timing
         interval = min(len(self._lines) / timing.looks_per_second, timing.look_interval_longest)
@@ -95,26 +95,26 @@ class LocalQueue:
             return len(self._lines.get(key, ()))
 
     def line(self, key: str) -> list[LockRequest]:
-        """Those that wait for one lock, the leader first."""
+        """The requests that wait for one lock, the leader first."""
         with self._guard:
             return list(self._lines.get(key, ()))
 
     def queued(self) -> list[LockRequest]:
-        """Those that have a place in the store."""
+        """The requests that have a place in the store."""
         with self._guard:
             lines = [list(line) for line in self._lines.values()]
         return [request for line in lines for request in line if request.inbox]
 
     def wake(self, key: str) -> None:
-        """Let all look whether they may go on."""
+        """Let all waiters look whether they may continue."""
         with self._guard:
             line = list(self._lines.get(key, ()))
         for request in line:
             request.event.set()
 
     def wake_first(self, key: str) -> None:
-        """Let the leader look whether it may go on."""
-        if key not in self._lines:  # most locks are wanted by one
+        """Let the leader look whether it may continue."""
+        if key not in self._lines:  # most locks have one caller
             return
         with self._guard:
             line = self._lines.get(key)
@@ -123,13 +123,13 @@ class LocalQueue:
             first.event.set()
 
     def has_successor(self, request: LockRequest) -> bool:
-        """Whether the next one may go on with its place in the store, where its number of slots stands."""
+        """Whether the next one may continue with its place in the store, which is for its number of slots."""
         with self._guard:
             following = next((one for one in self._lines[request.key] if one is not request), None)
             return following is not None and following.slots == request.slots
 
     def leave(self, request: LockRequest) -> None:
-        """It was granted the lock. The end of its lease wakes the next leader, unless that may have another slot."""
+        """It was granted the lock. The end of its lease wakes the next leader, unless another slot may be free."""
         with self._guard:
             line = self._lines[request.key]
             line.remove(request)
@@ -142,7 +142,7 @@ class LocalQueue:
             first.event.set()
 
     def give_up(self, request: LockRequest, *, again: bool = False) -> None:
-        """It leaves without the lock: wake the next leader, which goes on with its place in the store.
+        """It leaves without the lock: wake the next leader, which continues with its place in the store.
 
         ``again``: it was interrupted and has done an unknown part of this, or of ``leave()``.
         """
@@ -158,30 +158,30 @@ class LocalQueue:
             if not request.waits:
                 self._count_anew(line)
             first = self._first_responsive(line)
-            # A process has one place, so not if the next one has its own; and not to one that is about to leave.
+            # A process has one place: so not if the next one has its own place, or is about to leave.
             if request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
                 follower = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
-                if follower and follower.slots == request.slots:  # nor past one that wants another number
+                if follower and follower.slots == request.slots:  # nor if it wants another number
                     follower.inherit(request)
             if request.is_inherited:
                 successor = self._heir_of(request)
-        while successor:  # outside, because it may start a thread, in which the garbage collector may end a wait
+        while successor:  # without the guard: it may start a thread, in which the garbage collector may end a wait
             self._succeed(successor)
             successor.event.set()
             informed, successor = successor, self._heir_of(request)
-            if successor is informed:  # else it has left meanwhile, and the next one may have been told before it was
+            if successor is informed:  # else it has left, and its own successor may have been informed too early
                 break
         if was_first:
             first.event.set()
 
     def _heir_of(self, request: LockRequest) -> LockRequest | None:
-        """Who stands in the line with its token."""
+        """The request in the line that has its token."""
         with self._guard:
             line = self._lines.get(request.key, ())
             return next((one for one in line if one is not request and one.token == request.token), None)
 
     def _first_responsive(self, line: list[LockRequest]) -> LockRequest:
-        """Puts unresponsive ones behind; they keep their own places in the store."""
+        """Moves unresponsive requests to the end; they keep their places in the store."""
         now = clock()
         for _ in range(len(line)):
             if now - line[0].last_active_at <= self._timing.unresponsive_after:

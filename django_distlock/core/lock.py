@@ -29,9 +29,9 @@ from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave
 from .lease import Lease, logger
 from .registry import DEFAULT_ALIAS, locks
 
-service_of, holder_here = locks.service, Holder.here  # found once: what is imported is looked through each time
+service_of, holder_here = locks.service, Holder.here  # looked up once
 
-# Called inside the methods, not put around them: an interrupt in a wrapper could lose a lease that was just granted.
+# Called inside the methods, not wrapped around them: an interrupt in a wrapper could lose a lease just granted.
 refuse_in_event_loop: Callable[[], None] = async_unsafe(
     "A lock was asked for synchronously inside an event loop, which would block it. Use 'async with lock(...)',"
     " 'await lock(...).aacquire()', an 'async def' under the decorator, or sync_to_async."
@@ -40,7 +40,7 @@ refuse_in_event_loop: Callable[[], None] = async_unsafe(
 
 def sync_owner() -> object:
     """The calling thread, which owns what it acquires. Raises inside an event loop, which the call would block."""
-    if _get_running_loop() is None:  # asked here, because Django's own question takes longer than all the rest
+    if _get_running_loop() is None:  # asked here, because Django's own check takes longer than all the rest
         return threading.current_thread()
     refuse_in_event_loop()
     return current_execution()  # DJANGO_ALLOW_ASYNC_UNSAFE is set; then the task owns it
@@ -113,8 +113,8 @@ class Lock:
     """
 
     _made_at = -1  # the instruction of the caller that made it, until it is used
-    _template = ""  # of a name that values fill
-    _prefix = ""  # what a callable KEY_PREFIX had answered, of a lock that was shown by a LockInfo
+    _template = ""  # of a name with values
+    _prefix = ""  # the answer of a callable KEY_PREFIX, for the lock of a LockInfo
 
     def __init__(
         self,
@@ -197,7 +197,8 @@ class Lock:
     def locked(self) -> bool:
         """Whether another caller would now find the lock busy; asks the store. Raises LockBackendError.
 
-        It is busy if somebody holds it; with ``slots``, if so many hold it, or if somebody waits, whom nobody may pass.
+        It is busy if somebody holds it. With ``slots``, it is busy if so many hold it, or if somebody waits, because
+        nobody may overtake a waiter.
         """
         refuse_in_event_loop()
         return drive(self._is_locked(), self._backend_now())
@@ -243,7 +244,7 @@ class Lock:
         return any(freed)
 
     def _backend_now(self) -> BaseLockBackend:
-        """Which looks at the lock of that name that the caller means."""
+        """The backend that looks at the lock of this name, under the caller's prefix."""
         return locks[self.using].pinned(self._prefix)
 
     def __enter__(self) -> Lease:
@@ -384,7 +385,7 @@ class Lock:
         return acquisition
 
     def _raise_or_log(self, problem: LockError, body_error: BaseException | None) -> None:
-        """An error at the end of ``with`` never takes the place of one that the body raised."""
+        """An error at the end of ``with`` never replaces an error of the body."""
         on_lost = self._options.own.on_lost
         if body_error is None and on_lost == "raise":
             raise problem
@@ -406,7 +407,7 @@ class Lock:
             hold = hold or (self._holds.to_leave_by_with() if by_with else self._holds.to_leave())
             self._holds.leave(hold, by_with)
 
-    # What threading.Condition asks of a reentrant lock
+    # What threading.Condition calls on a reentrant lock
 
     def _is_owned(self) -> bool:
         return bool(self._holds.depth())
@@ -439,7 +440,7 @@ class Lock:
         return f"<{status} {class_name} object {self.name!r} using {self.using!r} at {id(self):#x}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_holds", None):  # which one does not have that was not made to the end
+        if getattr(self, "_holds", None):  # missing if ``__init__()`` failed
             dropped.tell_of_leases(self, self.name, self.using, self._holds.leases())
         elif self._made_at >= 0:
             dropped.tell_of_statement(self.name, self._made_at, sys._getframe().f_back)

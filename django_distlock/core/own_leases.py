@@ -1,4 +1,4 @@
-"""Which leases of its own are in the way of an acquisition: to be entered again, or not to be waited for."""
+"""The caller's own leases that are in the way of an acquisition: it enters them again, or must not wait for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .registry import Service
 
 
 class OwnLeases:
-    """The part of an acquisition that knows the leases which its thread or task has, or its transaction keeps."""
+    """The part of an acquisition that knows the leases of its thread or task, and those that its transaction keeps."""
 
-    around: transactions.Around | None = None  # None: those of this very thread are looked up
+    around: transactions.Around | None = None  # None: look up those of this thread
     request: LockRequest
     _service: Service
     _timeout: float | None
@@ -23,17 +23,17 @@ class OwnLeases:
     _execution: object
 
     def depends_on_transactions(self) -> bool:
-        """Ask what is open around the task. Whether the lock may depend on it."""
+        """Ask which transactions are open around the task. Returns whether the lock may depend on them."""
         self.around = transactions.Around()
         return self._terms.in_atomic == "refuse" or any(lease._retainers for lease in self._leases_here())
 
     def _may_be_own(self) -> bool:
-        """Whether the lease in the way may be one to enter again, for which nobody stands in line."""
+        """Whether the lease in the way may be one to enter again; then nobody stands in line."""
         here = () if self._terms.slots > 1 else self._leases_here()  # see ask()
         return bool(here) and any(self._is_own(lease) or self._is_deferred(lease) for lease in here)
 
     def _is_enterable(self, lease: Lease) -> bool:
-        """Whether it may be entered again: not one that was granted beside more others."""
+        """Whether it may be entered again; not if it was granted beside more others than this request allows."""
         is_open = self._is_deferred(lease) or (self._terms.reentrant and self._is_own(lease))
         return is_open and lease.holder.slots <= self._terms.slots
 
@@ -41,20 +41,23 @@ class OwnLeases:
         return next(filter(self._is_enterable, self._leases_beside(busy)), None)
 
     def _own_lease(self, busy: LockInfo) -> Lease | None:
-        """One that ends after this very thread or task went on, if so many do that it would wait for itself."""
-        known, waits = self._leases_beside(busy), self._timeout != 0  # for its own transaction, which keeps one
+        """The latest lease that ends only when this thread or task continues.
+
+        None if there are so few of these that another slot may become free. Else the caller would wait for itself.
+        """
+        known, waits = self._leases_beside(busy), self._timeout != 0  # perhaps for a lease of its transaction
         held = [it for it in known if (it._hold_count > 0 and self._is_own(it)) or (waits and self._is_deferred(it))]
         return held[-1] if len(held) >= self._terms.slots else None
 
     def _leases_beside(self, busy: LockInfo) -> list[Lease]:
-        """Those of this process that may stand although the store shows ``busy``, which ends first."""
+        """The leases of this process that may stand beside ``busy``, which the store shows because it ends first."""
         return [lease for lease in self._leases_here() if lease.token == busy.token or lease.slot != busy.slot]
 
     def _leases_here(self) -> Sequence[Lease]:
         return self._service.renewer.of_lock(self.request.key)
 
     def _pending_lease(self) -> Lease | None:
-        """One in any slot that this transaction keeps: in a loop, each turn would take another one."""
+        """A lease in any slot that this transaction keeps. Without it, each round of a loop would take another slot."""
         here = self._leases_here()  # most often none
         return next(filter(self._is_enterable, here), None) if here and self._open_transactions() else None
 

@@ -1,4 +1,4 @@
-"""The setting ``DISTRIBUTED_LOCKS``, the backends it names, and what a process has beside each of them."""
+"""The setting ``DISTRIBUTED_LOCKS``, the backends that it names, and what a process has beside each backend."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ logger = logging.getLogger("django_distlock")
 
 @register(TAG)
 def check_presence(**_: Any) -> list[CheckMessage]:
-    """Whether the setting is there. It stands here to be made also where the app is not in INSTALLED_APPS."""
+    """Checks that the setting exists. Here, so that the check also runs if the app is not in INSTALLED_APPS."""
     if hasattr(settings, SETTING):
         return []
     problem = f"{SETTING} is not set{_look_alikes()}. Without it, locks exclude no other process."
@@ -62,7 +62,7 @@ def check_presence(**_: Any) -> list[CheckMessage]:
 
 
 def _look_alikes() -> str:
-    from difflib import get_close_matches  # which hardly any process needs
+    from difflib import get_close_matches  # hardly any process needs it
 
     names = [name for name in dir(settings) if name.isupper() and not name.startswith(f"{SETTING}_")]
     found = [name for name in names if "DISTLOCK" in name or "DISTRIBUTED_LOCK" in name]
@@ -71,17 +71,17 @@ def _look_alikes() -> str:
 
 
 def _may_do_without() -> bool:
-    """Whether somebody develops or tests here."""
+    """Whether this is a process of development or of tests."""
     return settings.DEBUG or is_tested()
 
 
 def is_tested() -> bool:
-    """Whether a test runner has set up its environment here."""
+    """Whether a test runner has set up its environment in this process."""
     return hasattr(sys.modules.get("django.core.mail"), "outbox")
 
 
 def hint_at_local_memory(error: BaseException) -> None:
-    """Tell whoever tests, where a store does not answer."""
+    """Add a hint for tests to the error of a store that does not answer."""
     if isinstance(error, LockBackendError) and is_tested() and HINT_OF_TESTS not in getattr(error, "__notes__", ()):
         error.add_note(HINT_OF_TESTS)
 
@@ -92,14 +92,14 @@ def log_once(level: int, text: str) -> None:
 
 
 def tell_of_absence(least: int = WARNING) -> None:
-    """Log what check_presence() says, once per process. ``least``: the level from which on."""
+    """Log the messages of check_presence(), once per process. ``least``: the lowest level."""
     for message in check_presence():
         if message.level >= least:
             log_once(message.level, f"{message.msg} {message.hint}")
 
 
 def aliases_to_check() -> list[str]:
-    """Also of a setting that cannot be read: whoever asks for the backend is told why."""
+    """The default one also if the setting cannot be read: building its backend then raises the reason."""
     if not hasattr(settings, SETTING):
         return []
     try:
@@ -110,7 +110,7 @@ def aliases_to_check() -> list[str]:
 
 @register(TAG)
 def check_entries(**_: Any) -> list[CheckMessage]:
-    """Whether a backend can be made of each entry. It stands here as check_presence() does."""
+    """Checks that a backend can be made from each entry. Here for the same reason as check_presence()."""
     found: list[CheckMessage] = []
     for alias in aliases_to_check():
         try:
@@ -121,7 +121,7 @@ def check_entries(**_: Any) -> list[CheckMessage]:
 
 
 class Service:
-    """What a process has of one alias: its backend, who renews its leases, and the queue of its waiters."""
+    """What a process has for one alias: the backend, the renewer of its leases, and the queue of its waiters."""
 
     __slots__ = ("ask_prefix", "backend", "journal", "lease_kind", "queue", "renewer")
 
@@ -138,7 +138,7 @@ class Service:
         backend.on_loss = self._lose
         self.lease_kind: type[Lease] = Lease
         if backend.has_sessions:
-            from .session_lease import SessionLease  # which few processes need
+            from .session_lease import SessionLease  # few processes need it
 
             self.lease_kind = SessionLease
 
@@ -153,7 +153,7 @@ class LockBackends:
 
     def __init__(self) -> None:
         self._inherited: list[Mapping[str, Service]] = []
-        # Also of aliases that the settings name no more, in the order in which they were made
+        # Also of aliases that the settings no longer name, in the order in which they were made
         self._renewers: WeakKeyDictionary[Renewer, None] = WeakKeyDictionary()
         self._reset()
         fork.in_child(self._begin_anew)
@@ -163,7 +163,7 @@ class LockBackends:
         self._services: dict[str, Service] = {}
 
     def _begin_anew(self) -> None:
-        """In a forked child. Those of the parent are kept: collected, they might reach what the parent still uses."""
+        """In a forked child. The parent's services are kept: their finalizers might end what the parent still uses."""
         for renewer in list(self._renewers):
             renewer.forget()
         self._renewers.clear()
@@ -174,7 +174,7 @@ class LockBackends:
     def settings(self) -> Mapping[str, Any]:
         if not hasattr(settings, SETTING):
             if not _may_do_without():
-                tell_of_absence()  # Django writes no error of a request to the log of a server without DEBUG
+                tell_of_absence()  # without DEBUG, Django does not log the errors of requests
                 [message] = check_presence()
                 raise InvalidLockBackend(f"{message.msg} {message.hint}")
             return {DEFAULT_ALIAS: {"BACKEND": LOCAL_MEMORY}}
@@ -185,7 +185,7 @@ class LockBackends:
             raise InvalidLockBackend(f"{SETTING} is one backend; it is a dict of them by alias:\n\n{EXAMPLE}")
         return configured
 
-    if not TYPE_CHECKING:  # for which every attribute would be there
+    if not TYPE_CHECKING:  # to which every attribute would seem to exist
 
         def __getattr__(self, name: str) -> None:
             raise AttributeError(
@@ -196,12 +196,12 @@ class LockBackends:
         return self.service(alias).backend
 
     def service(self, alias: str) -> Service:
-        """For the package itself: what serves the locks of that alias."""
+        """For the package itself: the service of that alias."""
         fork.notice()
         if service := self._services.get(alias):
             return service
         with self._building:
-            services = self._services  # what is built from settings that close() drops meanwhile serves this call alone
+            services = self._services  # if close() drops it meanwhile, the new service is for this call alone
             if alias not in services:
                 service = Service(self._build(alias))
                 self._renewers[service.renewer] = None
@@ -250,11 +250,11 @@ class LockBackends:
             service.backend.close()
 
     def leases(self) -> list[Lease]:
-        """The leases that this process holds, of all backends, also of those that the settings name no more."""
+        """The leases that this process holds, of all backends, also of those that the settings no longer name."""
         return [lease for renewer in list(self._renewers) for lease in renewer.leases()]
 
     def release_all(self) -> None:
-        """The process exits: free what nobody works under any more."""
+        """The process exits: release the leases whose thread or task is gone."""
         fork.notice()
         for renewer in list(self._renewers):
             renewer.release_all()
@@ -274,7 +274,7 @@ atexit.register(_exit)
 
 
 def _watch_the_exit() -> None:
-    """Children of multiprocessing leave by os._exit, which calls its finalizers but not atexit."""
+    """Children of multiprocessing exit by os._exit. They call the finalizers of multiprocessing, but not atexit."""
     util, process = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "process"))
     if util and process and process.parent_process():
         util.Finalize(None, locks.release_all, exitpriority=100)
@@ -287,6 +287,6 @@ def _on_setting_changed(*, setting: str, **_: object) -> None:
 
 setting_changed.connect(_on_setting_changed)
 
-# Where a view is the first to import this, Django's checks are under way or were made before, without ours.
+# If a view is the first to import this, Django's checks are running or have run already, without ours.
 if apps.ready and not apps.is_installed("django_distlock"):
     tell_of_absence(least=ERROR)

@@ -1,4 +1,4 @@
-"""The lease of a store with sessions, which ends with the session of its process at the latest."""
+"""The lease of a store with sessions, which lasts no longer than the session of its process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class SessionLease(Lease):
-    """Held until its TTL ends unrenewed, or to the end of its session if that may come before.
+    """Held until its TTL ends unrenewed, or until its session may end if that is sooner.
 
-    The session is confirmed by the backend, for all leases at once, so its end is looked up each time.
+    The backend confirms the session for all leases at once, so its end is looked up each time.
     """
 
     _ttl_deadline = 0.0
@@ -26,7 +26,7 @@ class SessionLease(Lease):
         self._session, self._granted_ttl = grant.session, grant.ttl
         super().__init__(backend, request, grant, *others)
         self.ttl = min(self._terms.ttl, grant.ttl)
-        self._extend(grant.sent_at, self.ttl)  # which says when it is to be renewed
+        self._extend(grant.sent_at, self.ttl)  # also sets when to renew it
 
     @property
     def _deadline(self) -> float:
@@ -53,7 +53,7 @@ class SessionLease(Lease):
         self._wait_for_ttl()
 
     def _wait_for_ttl(self) -> None:
-        """A lease that is not renewed is looked at when its TTL ends: that its session may end, the backend tells."""
+        """A lease that is not renewed is looked at when its TTL ends. The backend reports the end of its session."""
         if not self._renews:
             self._due = self._ttl_deadline
 

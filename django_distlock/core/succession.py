@@ -1,6 +1,6 @@
-"""Leases that follow on one another: that of a message in a queue, and that of the work which it asks for.
+"""Leases that follow on one another: the lease of a message in a queue, then the lease of the work it asks for.
 
-No handle has them. Whoever makes a request here keeps it, and ends what it was granted.
+No handle has them. The code that makes a request here keeps it, and ends what it was granted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEDY = "Name an alias on Redis or on a database: unique(..., using=...)."
 
 
 def refusal_of(backend: BaseLockBackend) -> str:
-    """Why its store cannot keep tasks unique; "" if it can."""
+    """Why the store of this backend cannot keep tasks unique; "" if it can."""
     if isinstance(backend, ExchangeBackend):
         return ""
     return (
@@ -34,7 +34,7 @@ def refusal_of(backend: BaseLockBackend) -> str:
 
 
 class SucceedingLease(Lease):
-    """One that this process keeps alive. ``rest``: seconds for which the lock stays taken after its release."""
+    """A lease that this process keeps alive. ``rest``: seconds for which the lock stays taken after its release."""
 
     rest = 0.0
 
@@ -48,7 +48,7 @@ class SucceedingLease(Lease):
 
 
 class Succession:
-    """The leases of one alias that follow on one another. Raises InvalidLockBackend if its store cannot do that."""
+    """Leases of one alias that follow on one another. Raises InvalidLockBackend if its store cannot exchange leases."""
 
     def __init__(self, alias: str) -> None:
         self.service: Service = locks.service(alias)
@@ -60,11 +60,11 @@ class Succession:
 
     @property
     def ttl(self) -> float:
-        """Seconds that a lease lasts which is kept alive, or whose owner may be killed before it lasts longer."""
+        """Seconds that a lease lasts if it is renewed, or until its owner extends it."""
         return self._terms.ttl
 
     def claim(self, request: LockRequest) -> Grant | LockInfo:
-        """Ask once. Nobody renews what is granted. Raises LockBackendError; nothing is left behind then."""
+        """Ask once. Nobody renews the lease. Raises LockBackendError, and then leaves nothing behind."""
         with self._taken_back(request):
             answer = self.backend.acquire(request, queue=False)
         self._note(request, answer, NOT_RENEWED)
@@ -92,11 +92,11 @@ class Succession:
         return lease
 
     def requeue(self, lease: SucceedingLease, request: LockRequest) -> Grant | LockInfo:
-        """Exchange a lease that is renewed here for one that is not. Afterwards this process has none any more.
+        """Exchange a lease that is renewed here for one that is not. Afterwards this process has no lease.
 
-        Raises LockLost and LockNotHeld for one that has ended, LockBackendError.
+        Raises LockLost or LockNotHeld if the lease has ended, LockBackendError.
         """
-        lease._mark_detached()  # first: a renewal on its way would find it lost
+        lease._mark_detached()  # first: else a renewal that is on its way would find it lost
         try:
             with self._taken_back(request):
                 answer = self._exchange(lease._request, request)
@@ -107,16 +107,16 @@ class Succession:
         return answer
 
     def release_in_background(self, request: LockRequest, *, longest_ttl: float = 0.0) -> None:
-        """For one who cannot wait for the store, or has waited for it in vain.
+        """For a caller that cannot wait for the store, or has waited for it in vain.
 
-        ``longest_ttl``: seconds for which it is tried, if that is longer than the TTL of the request.
+        ``longest_ttl``: seconds for which the release is tried, if that is longer than the TTL of the request.
         """
         left = request.copy(longest_ttl=max(longest_ttl, request.longest_ttl))
         self.service.renewer.release_in_background(left)
 
     @contextmanager
     def _taken_back(self, request: LockRequest) -> Iterator[None]:
-        """What it may have been granted, where the call failed or was interrupted."""
+        """Takes back what the request may have been granted if the call fails or is interrupted."""
         renewer = self.service.renewer
         try:
             yield

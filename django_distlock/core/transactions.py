@@ -1,7 +1,7 @@
 """What happens to locks at COMMIT and ROLLBACK.
 
-A lock that is released before COMMIT is as good as no lock: the next holder reads old data. So a lease that
-is left inside a transaction is held until the outermost one ends, or the transaction is put inside the lock.
+A lock that is released before COMMIT protects nothing, because the next holder reads old data. So a lease that is
+left inside a transaction is held until the outermost transaction ends, or the transaction is opened inside the lock.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from .lease import Lease
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Transaction = ref[BaseDatabaseWrapper]  # the one that is open on a connection
+Transaction = ref[BaseDatabaseWrapper]  # the transaction that is open on a connection
 
 
-# Where asgiref keeps the connections of each thread. To ask it for each alias takes longer than the rest of a release.
+# asgiref keeps the connections of each thread here. A call for each alias takes longer than the rest of a release.
 _of_thread = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]
 _knows_threads = isinstance(_of_thread, threading.local)
-# Where it keeps which thread waits for a task. Its own answer that none does takes a whole error message.
+# asgiref keeps here which thread waits for a task. Its own method builds an error message if none does.
 _of_awaited_tasks = getattr(getattr(AsyncToSync.executors, "_storage", None), "_data", None)
 
 
 def _initialized() -> Sequence[BaseDatabaseWrapper]:
-    """The connections of this thread, or task. ``connections.all(initialized_only=True)``, quickly."""
+    """The connections of this thread or task, as ``connections.all(initialized_only=True)``, but faster."""
     if _knows_threads:
         known = vars(_of_thread)
         if not known:
             return ()
         if _get_running_loop() is None:
             return [connection for connection in known.values() if isinstance(connection, BaseDatabaseWrapper)]
-        if "cvar" not in known:  # under which asgiref keeps those of tasks
+        if "cvar" not in known:  # here asgiref keeps those of tasks
             return []
     return connections.all(initialized_only=True)
 
 
 def open_here() -> list[Transaction]:
-    """The transactions that are open in this thread, but for those in which Django's TestCase wraps tests."""
+    """The transactions that are open in this thread, except those in which Django's TestCase wraps tests."""
     return [ref(connection) for connection in _initialized() if _is_open(connection)]
 
 
 class Around:
-    """The transactions around a task: its thread's, and those of the thread that waits for it.
+    """The transactions around a task: those of its thread, and those of the thread that waits for it.
 
-    That one is asked at once, but may be at something else, and then answers later or never.
+    The waiting thread is asked at once, but may be busy with something else, and then answers later or never.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Around:
         return open_here() + (asked.result() if asked and asked.done() and not asked.cancelled() else [])
 
     async def is_known(self, within: float | None) -> bool:
-        """Wait for the answer, for so many seconds at most."""
+        """Wait for the answer, at most so many seconds."""
         if self._asked and not self._asked.done():
             await asyncio.wait([asyncio.wrap_future(self._asked)], timeout=within)
         return self._asked is None or self._asked.done()
@@ -99,9 +99,9 @@ def refuse_unknown(lock: str, name: str, using: str) -> NoReturn:
 
 
 def retain_until_commit(lease: Lease) -> None:
-    """Retain it, unless it is lost, until the transactions that are open in this thread have ended.
+    """Retain the lease, unless it is lost, until the transactions that are open in this thread have ended.
 
-    With autocommit off, the end of ``atomic()`` is no COMMIT, and Django tells of none.
+    With autocommit off, the end of ``atomic()`` is not a COMMIT, and Django calls no hooks at a COMMIT.
     """
     for connection in _initialized():
         if _is_open(connection) and connection.commit_on_exit and lease.is_held:
@@ -111,11 +111,11 @@ def retain_until_commit(lease: Lease) -> None:
 
 
 async def aretain_until_commit(lease: Lease) -> None:
-    """``retain_until_commit()`` for tasks. Cancelled, it is finished by the thread that has the transactions."""
+    """``retain_until_commit()`` for tasks. If it is cancelled, the thread that has the transactions finishes it."""
     retain_until_commit(lease)
     if not _is_awaited_by_a_thread() or not lease.is_held:
         return
-    # Belongs to what that thread is given to do, which may be dropped undone when the thread waits no more.
+    # Belongs to the work given to that thread, which may drop it undone when it no longer waits.
     meanwhile = Retainer(lease)
     if (held := _submit_to_waiting_thread(retain_until_commit, lease)) is not None:
         try:
@@ -141,12 +141,12 @@ class AllDatabases(set[str]):
 
 
 def take_over(function: Any, view: Any) -> None:
-    """Mark the view that is made of the function."""
+    """Mark the view that is made from the function."""
     view._non_atomic_requests = AllDatabases(getattr(function, "_non_atomic_requests", ()))
 
 
 def taken_over(view: Any) -> list[str]:
-    """The databases for which a transaction is to be opened because Django did not."""
+    """The databases for which the decorator must open a transaction because Django did not."""
     switched_off = getattr(view, "_non_atomic_requests", None)
     if not isinstance(switched_off, AllDatabases):
         return []
@@ -156,9 +156,9 @@ def taken_over(view: Any) -> list[str]:
 
 @contextmanager
 def opened(aliases: Sequence[str], leases: Sequence[Lease], released: ExitStack) -> Iterator[None]:
-    """Transactions around the body of a view. They are rolled back when a lock of it is lost.
+    """Transactions around the body of a view. They are rolled back if a lock of the view is lost.
 
-    ``released`` ends when the lock is released; then their hooks run.
+    ``released`` ends when the lock is released. Then the hooks of the transactions run.
     """
     with ExitStack() as stack:
         for alias in aliases:
@@ -184,7 +184,7 @@ def _opened(alias: str, released: ExitStack) -> Iterator[None]:
 
 
 def _take_hooks(connection: BaseDatabaseWrapper) -> list[Any]:
-    """Deferrals stay: nothing but their connection may refer to them."""
+    """Deferrals stay, because only their connection may refer to them."""
     hooks = _hooks_of_program(connection)
     connection.run_on_commit = [entry for entry in connection.run_on_commit if _is_deferral(entry[1])]
     return hooks
@@ -196,10 +196,10 @@ def _run_hooks(connection: BaseDatabaseWrapper, hooks: list[Any]) -> None:
 
 
 class Deferral(Retainer):
-    """Owned by its connection alone, which calls it after COMMIT, and drops it at ROLLBACK and at ``close()``.
+    """Only its connection owns it, calls it after COMMIT, and drops it at ROLLBACK and at ``close()``.
 
-    Django tells nobody of a rollback; but on every way out of a transaction it gives up its hooks. Those that
-    belong to no savepoint outlive the rollback of every savepoint.
+    Django has no hook for a rollback, but it drops its hooks at every end of a transaction. A hook that belongs to no
+    savepoint survives the rollback of every savepoint.
     """
 
     what = TRANSACTION
@@ -228,7 +228,7 @@ class _Block(Atomic):
 def _give(connection: BaseDatabaseWrapper, deferral: Deferral) -> None:
     outermost = _outermost(connection)
     if outermost == 0:
-        # First, so that a hook that raises does not keep it.
+        # First: else a hook that raises would keep it.
         hooks: list[Any] = connection.run_on_commit
         hooks.insert(0, (set(), deferral.over, True))
         return
@@ -245,7 +245,7 @@ def _is_open(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _outermost(connection: BaseDatabaseWrapper) -> int:
-    """The place of the first block that is not a TestCase's own."""
+    """The index of the first block that is not a TestCase's own."""
     blocks: list[Any] = connection.atomic_blocks
     return next((place for place, block in enumerate(blocks) if not block._from_testcase), len(blocks))
 
@@ -258,7 +258,7 @@ def _is_awaited_by_a_thread() -> bool:
 
 
 def _submit_to_waiting_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R] | None:
-    """None for a thread that waits no more: the task has outlived the call that began it."""
+    """None if the thread no longer waits: the task has outlived the call that began it."""
     try:
         submitted: Future[R] = AsyncToSync.executors.current.submit(work, *args, **kwargs)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The lease of a body that runs without its lock, because the store could not be asked for it."""
+"""The lease of a body that runs without its lock, because the store could not be asked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class UngrantedLease(Lease):
-    """A lease that no store has granted: it is never held, and its release asks nobody and tells nobody.
+    """A lease that no store has granted. It is never held, and its release makes no call and sends no signal.
 
-    The renewer does not know it, so nothing renews it, loses it or lists it.
+    The renewer does not know it, so it is never renewed, lost or listed.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class UngrantedLease(Lease):
         error: LockBackendError,
     ) -> None:
         super().__init__(backend, request, Grant(0, -inf, 0), terms, renewer, owner)
-        self._hold_count = 0  # until it is entered, as a lease is that was there before
+        self._hold_count = 0  # until it is entered, as for an existing lease
         self._ended = State.UNAVAILABLE
-        self._deadline = inf  # its body waits for nothing but its release
+        self._deadline = inf  # its body waits only for its release
         self._reason = str(error)  # not the error, whose traceback keeps the frames of its callers
 
     @property
@@ -49,7 +49,7 @@ class UngrantedLease(Lease):
         )
 
     def release(self) -> None:
-        """Raises LockNotHeld when it was released already."""
+        """Raises LockNotHeld if it was released already."""
         if self._is_over:
             raise self._over_error()
         self._ended = RELEASED
