@@ -11,7 +11,7 @@ __all__ = ["RedisBackend", "RedisClusterBackend"]
 
 
 def __getattr__(name: str) -> Any:
-    """Its modules are imported where a Cluster is used."""
+    """The modules of a Cluster are imported only if one is used."""
     if name != "RedisClusterBackend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .cluster.backend import RedisClusterBackend

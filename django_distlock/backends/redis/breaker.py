@@ -27,7 +27,7 @@ _PING = pack("PING")
 
 
 class ServerBreaker(CircuitBreaker):
-    """Counts what redis-py raises, and is probed while it is open. ``alias``: of the backend, for the log."""
+    """Counts the errors of redis-py; a prober asks the server while it is open. ``alias``: of the backend."""
 
     def __init__(
         self, alias: str, location: Location, timeout: float, timing: Timing, failover_timeout: float = 0.0
@@ -37,10 +37,10 @@ class ServerBreaker(CircuitBreaker):
         self._prober = Prober(alias, location, self)
 
     def note(self, began: float, error: BaseException) -> bool:
-        """An attempt that began then failed. Whether that is news; see ``failed()``.
+        """An attempt that began then failed. Returns whether that is news; see ``failed()``.
 
-        A server that says why it refuses, such as LOADING, READONLY or a wrong password, is there. One that ends a
-        connection costs nobody any time. One for which no password came was not asked.
+        Some failures do not count. A server that says why it refuses (LOADING, READONLY, a wrong password) is there. A
+        server that ends a connection costs nobody any time. A server is not asked if the provider gave no password.
         """
         if is_answer(error):
             self.answered_at = clock()
@@ -52,7 +52,7 @@ class ServerBreaker(CircuitBreaker):
         return self.failed(began, without_traceback(error), refused=refused)
 
     def check(self) -> None:
-        """Raise BreakerOpen if it is."""
+        """Raise BreakerOpen if it is open."""
         if self.turns_away():
             raise self.error()
 
@@ -70,22 +70,22 @@ class ServerBreaker(CircuitBreaker):
         was_failing = self.is_failing
         super().close()
         if was_failing:
-            self._prober.wake()  # which has nothing to do any more
+            self._prober.wake()  # it has nothing to do any more, and ends
 
     def _ask(self) -> None:
         self._prober.wake()
 
 
 class Prober:
-    """Asks a server whose breaker is open, or of which impatient callers had no answer.
+    """Asks a server whose breaker is open, or that did not answer impatient callers.
 
-    After a pause by chance, each time over a new connection, and until it answers. One line goes into the log when the
-    breaker has opened, and one when the server answers again.
+    It asks after a random pause, each time over a new connection, until the server answers. It logs a line when the
+    breaker has opened, and another one when the server answers again.
     """
 
     def __init__(self, alias: str, location: Location, breaker: ServerBreaker) -> None:
         self._alias, self._location = alias, location
-        self._breaker = ref(breaker)  # the thread must not keep what nobody uses any more
+        self._breaker = ref(breaker)  # the thread must not keep a breaker that nobody uses any more
         name = f"distlock-probe-{location.text}"
         self._worker = Worker(name, self._probe, on_refusal=self._on_refusal, idle_timeout=0.0)
         self._reset()
@@ -99,7 +99,7 @@ class Prober:
         self._worker.nudge()
 
     def _on_refusal(self, error: RuntimeError) -> None:
-        """No thread can be started: each caller asks, as long as it is so."""
+        """While no thread can be started, each caller asks."""
         if breaker := self._breaker():
             breaker.close()
 
@@ -113,7 +113,7 @@ class Prober:
             self._ask(breaker)
             self._asks_at = inf
         if not breaker.is_failing:
-            if self._has_told and breaker.open_for < inf:  # and not closed for another reason
+            if self._has_told and breaker.open_for < inf:  # else it was closed for another reason
                 logger.warning(
                     "Lock backend %r: %s answers again.", self._alias, self._location.text,
                     extra=about_event("server-up", alias=self._alias),
@@ -129,7 +129,7 @@ class Prober:
             )  # fmt: skip
         if self._asks_at == inf:
             timing = breaker.timing
-            # Not by random, whose state a program may have seeded and not expect a thread to change.
+            # Not from ``random``: a program that has seeded it does not expect a thread to change its state.
             chance = os.urandom(1)[0] / 255
             shortest, longest = timing.probe_pause_shortest, timing.probe_pause_longest
             self._asks_at = clock() + shortest + chance * (longest - shortest)

@@ -1,7 +1,7 @@
 """Commands to one server and their replies, over connections of redis-py, once for threads and once for asyncio.
 
-redis-py's clients repeat a command by themselves when its reply is lost. A lock must know that, because
-the lost command may still be executed, so commands are sent here with the repetition in sight.
+redis-py's clients repeat a command by themselves if its reply is lost. A lock must know this, because the lost command
+may still be executed. So commands are sent here, and the caller learns of a repetition.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .scripts import Command, pack
 class Reply:
     """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
 
-    ``in_doubt``: an earlier attempt went unanswered; the server may execute it yet.
-    ``is_by_next_owner``: of a slot of a Cluster that is on its way there, where nobody can listen yet. ``queued_for``:
-    seconds that the call waited for a free connection.
+    ``in_doubt``: an earlier attempt was not answered, and the server may still execute it. ``is_by_next_owner``: by the
+    node of a Cluster to which the slot is moving; nobody can listen there yet. ``queued_for``: seconds that the call
+    waited for a free connection.
     """
 
     __slots__ = ("in_doubt", "is_by_next_owner", "queued_for", "sent_at", "values")
@@ -55,7 +55,7 @@ Idle = tuple[Any, float]  # a connection, and since when nobody uses it
 
 
 def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
-    """After a server forgot its scripts: the numbers of the commands to repeat, and what to send for that."""
+    """After a server forgot its scripts: the numbers of the commands to repeat, and the commands to send for this."""
     forgotten = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
     scripts = {script.sha: script for index in forgotten if (script := commands[index].script)}
     loads = [pack("SCRIPT", "LOAD", script.text) for script in scripts.values()]
@@ -63,13 +63,13 @@ def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[lis
 
 
 def _put_in(replies: list[Any], forgotten: Sequence[int], fresh: Sequence[Any]) -> None:
-    """What came for the commands that were repeated; before that, for the scripts that were loaded for them."""
+    """Put in the replies to the repeated commands. The replies to the loaded scripts come before them."""
     for index, reply in zip(forgotten, fresh[-len(forgotten) :], strict=True):
         replies[index] = reply
 
 
 class _ServerClient:
-    """What clients of one server have in common, be it for threads or for tasks."""
+    """The common parts of the clients of one server, for threads and for tasks."""
 
     retries_after_pause = True
 
@@ -81,30 +81,30 @@ class _ServerClient:
         self._new_attempts = partial(ServerAttempts, location, timing, timeout, pauses=self.retries_after_pause)
 
     def _check_breaker(self, attempts: ServerAttempts, *, despite_outage: bool) -> None:
-        """Raise BreakerOpen for a call that only begins. One that has failed already goes on to its end."""
+        """Raise BreakerOpen for a call that has no attempt yet. Another one continues to its end."""
         if not (despite_outage or attempts.has_failed):
             self._breaker.check()
 
     def _seconds_to_queue(self, attempts: ServerAttempts) -> float:
-        """To wait on for a connection, while nothing is known that is new. Raises where that is of no use."""
+        """How long to wait for a connection, without news. Raises if waiting is of no use."""
         breaker = self._breaker
         silent_since = breaker.failing_since + self._timeout if breaker.is_failing else inf
         return attempts.seconds_to_queue(self._max_connections, silent_since)
 
     def _note_failure(self, error: BaseException, began: float, *, was_idle: bool) -> bool:
-        """Whether it is news; see ``CircuitBreaker.failed()``. An idle connection may have died by itself."""
+        """Returns whether it is news; see ``CircuitBreaker.failed()``. An idle connection may have died by itself."""
         return not was_idle and self._breaker.note(began, error)
 
 
 class Client(_ServerClient):
     """For threads. Opens at most ``max_connections``. No single step, such as a reply, lasts longer than ``timeout``.
 
-    ``send`` sends all commands together. It retries what fails, as ``ServerAttempts`` says, at least once on another
-    connection, because an idle one may have died unnoticed. Then it raises InDoubt, or redis-py's error when nothing
-    was executed. Its ``timeout`` is the ``limit`` there.
+    ``send`` sends all commands together. It retries a failed attempt, as ``ServerAttempts`` says, at least once on
+    another connection, because an idle one may have died unnoticed. Then it raises InDoubt, or redis-py's error if
+    nothing was executed. Its ``timeout`` is the ``limit`` there.
 
-    While the breaker of the server is open it raises BreakerOpen, unless ``despite_outage``. That is looked at where no
-    connection is idle that was used in the last second, as none is then.
+    While the breaker of the server is open it raises BreakerOpen, unless ``despite_outage``. It asks the breaker only
+    if no idle connection was used in the last second, because there is none while the breaker is open.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class Client(_ServerClient):
         packed = commands[0].packed if number == 1 else b"".join(map(_packed, commands))
         permits, idle, began = self._permits, self._idle, clock()
         sent_at = began
-        # Attempts are counted from the first failure on, or from a wait for a connection. The first one, made at once,
-        # lasts as long as the socket waits, unless the call is to be over before.
+        # Attempts count from the first failure on, or from a wait for a connection. The first attempt, made at once,
+        # lasts as long as the socket waits, unless the call must be over before.
         attempts: ServerAttempts | None = None
         step: float | None = None
         if timeout is not None or NOT_WAITING < deadline < sent_at + self._timeout:
@@ -196,7 +196,7 @@ class Client(_ServerClient):
             sent_at = clock()
 
     def _check_not_forked(self, idle: deque[Idle]) -> None:
-        if idle is not self._idle:  # a fork has copied this greenlet; the one of the parent goes on
+        if idle is not self._idle:  # a fork has copied this greenlet; the parent's greenlet continues
             raise ConnectionError("the process was forked")
 
     def _wait_for_permit(
@@ -216,13 +216,13 @@ class Client(_ServerClient):
         forgotten, again = _to_repeat(commands, replies)
         try:
             _put_in(replies, forgotten, connection.exchange(b"".join(again), len(again), step))
-        except NotSent as error:  # but others of the commands were
+        except NotSent as error:  # but other commands of the batch were
             raise ConnectionError(str(error)) from error
 
     def _after_failure(
         self, error: BaseException, connection: Any, attempts: ServerAttempts, sent_at: float, *, was_idle: bool
     ) -> None:
-        """Decide on a pause before the next attempt. Raises the error of the call where none follows."""
+        """Decide on a pause before the next attempt. Raises the error of the call if no attempt follows."""
         if connection is not None:
             connection.disconnect()
         try:
@@ -230,10 +230,10 @@ class Client(_ServerClient):
             attempts.pause_before_retry(error, was_sent=connection is not None, was_idle=was_idle)
         finally:
             del error  # see ServerAttempts.pause_before_retry()
-        self.close()  # what killed this connection may have killed the idle ones
+        self.close()  # the idle connections may be dead for the same reason
 
     def _standing(self, connection: Any, since: float, now: float) -> Any:
-        """This one, or the next, of those that stood idle for so long that they may have died; None if none stands."""
+        """This connection or the next one, of those idle for so long that they may have died; None if none is open."""
         while connection is not None:
             if now - since < self._timing.idle_kept and not self._is_stale(connection):
                 break
@@ -252,16 +252,16 @@ class Client(_ServerClient):
             return True
 
     def _given(self, timeout: float) -> float | None:
-        """None where the connection's own will do."""
+        """None if the connection's own timeout will do."""
         return timeout if timeout < self._timeout else None
 
     def locate(self, key: str) -> None:
         """Find the node of the key. One server has all keys."""
 
     def nodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Any]]:
-        """Returns a map, and nodes that together have all keys; where to send commands that ask for all.
+        """Returns a map, and the nodes that together have all keys, for commands that ask for all keys.
 
-        Call again with that map as ``known``, at first None, until no nodes come: slots may move meanwhile.
+        Call again with that map as ``known`` (at first None) until no nodes come, because slots may move meanwhile.
         """
         return self, () if known is self else (None,)
 
@@ -269,7 +269,7 @@ class Client(_ServerClient):
         _disconnect(self._idle)
 
     def _close_old(self, now: float) -> None:
-        with suppress(IndexError):  # others take them meanwhile
+        with suppress(IndexError):  # others take connections meanwhile
             while now - self._idle[0][1] > self._timing.idle_kept:
                 self._idle.popleft()[0].disconnect()
 
@@ -296,7 +296,7 @@ class AsyncClient(_ServerClient):
         despite_outage: bool = False,
     ) -> Reply:
         if not commands:
-            return NOTHING  # asyncio's transports choke on an empty chunk: such a one is never closed
+            return NOTHING  # asyncio never closes a transport that was given an empty chunk
         number = len(commands)
         packed = commands[0].packed if number == 1 else b"".join(map(_packed, commands))
         idle, began, task = self._idle, clock(), asyncio.current_task(self._loop)
@@ -361,7 +361,7 @@ class AsyncClient(_ServerClient):
 
     async def _wait_for_permit(self, attempts: ServerAttempts, *, despite_outage: bool) -> None:
         queued_at = clock()
-        while not self._permits.take():  # one may be free that came back after wake()
+        while not self._permits.take():  # one may have come back after wake()
             self._check_breaker(attempts, despite_outage=despite_outage)
             seconds = self._seconds_to_queue(attempts)
             if await self._permits.wait(None if seconds == inf else seconds):
@@ -411,7 +411,7 @@ class AsyncClient(_ServerClient):
         return self, () if known is self else (None,)
 
     async def aclose(self) -> None:
-        """The loop ends. What is still sent by others that end with it goes over connections of its own."""
+        """The loop ends. Tasks that end with it and still send something use new connections."""
         self._keeps = False
         await self._close_idle()
 

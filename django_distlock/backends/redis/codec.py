@@ -12,7 +12,7 @@ from typing import Any
 from ...journal import QueuedWaiter
 from ...types import TOKEN_LENGTH, Holder, LockInfo, digest, new_token
 
-# Of a waiter in the queue: token, slots, inbox, thread. An inbox has one bar, and ends with its process.
+# The entry of a waiter: token, slots, inbox, thread. An inbox has one bar, and the name of the process at its end.
 ENTRY = re.compile(
     rb"1 (?P<token>[0-9a-f]{%d}) \d{4} (?:polls|[SP][^|]*\|in:(?:\{\d+\}:)?(?P<process>[^|]*))\|.*" % TOKEN_LENGTH,
     re.DOTALL,
@@ -24,7 +24,7 @@ NOT_ASKED = -1  # instead of the ms that are left
 # The state is h (held), c (handed to a waiter that has not taken it yet) or r (released, resting for its min_hold).
 LEASE = re.compile(
     rb"1 (?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,19}) " % TOKEN_LENGTH
-    + rb"((?P<slot>\d{4}) )?(?P<holder>.*)",  # the first slot is not told
+    + rb"((?P<slot>\d{4}) )?(?P<holder>.*)",  # the first slot has no number
     re.DOTALL,
 )
 
@@ -50,16 +50,16 @@ def read_lease(alias: str, name: str, value: bytes, left: float) -> LockInfo | N
 
 
 def is_in_another_slot(value: bytes) -> bool:
-    """Whether scripts take it for a lease in another slot than the first: it has a number before the holder."""
+    """Whether scripts read it as a lease in another slot than the first: it has a number before the holder."""
     return value[48:52].isdigit() and value[52:53] == b" "
 
 
 def with_ends(values: Sequence[Any], time: Sequence[Any]) -> list[tuple[bytes, float]]:
     """Leases in other slots than the first, and the ms that each has left.
 
-    ``values``: leases, and their ends on the clock of the server. ``time``: what TIME says there.
+    ``values``: leases, and their ends on the clock of the server. ``time``: the reply to TIME.
     """
-    if values and not isinstance(values[0], list):  # RESP2 has them in one list
+    if values and not isinstance(values[0], list):  # RESP2 returns one list
         values = list(zip(values[::2], values[1::2], strict=True))
     now = int(time[0]) * 1000 + int(time[1]) / 1000
     return [(value, float(end) - now) for value, end in values]
@@ -86,15 +86,15 @@ def _holder(text: bytes) -> Holder | None:
 
 
 def new_process() -> str:
-    """The name of this process's inboxes: host and number, for people, and a token."""
+    """The name of the inboxes of this process: host and number, for people, and a token."""
     host = re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)[:LONGEST_HOST]
     return f"{host}!{os.getpid()}!{new_token()}"  # not by fork.pid(): a child asks when it begins anew
 
 
 def read_queue(found: Sequence[Any]) -> list[QueuedWaiter]:
-    """Of entries and their places, in turn or, from a connection with RESP3, in pairs.
+    """The waiters from entries and places, which alternate or, with RESP3, are in pairs.
 
-    Without those that no waiter of this format wrote.
+    Leaves out entries that no waiter of this format wrote.
     """
     pairs = found if found and isinstance(found[0], list) else zip(found[::2], found[1::2], strict=True)
     return [waiter for entry, place in pairs if (waiter := _waiter(entry, place))]

@@ -1,4 +1,4 @@
-"""Where the server is and as whom to talk to it: from LOCATION to arguments of redis-py's connections."""
+"""Where the server is and how to log in: from LOCATION to arguments of redis-py's connections."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ MARGIN = 0.05  # seconds
 DEFAULT = "redis://127.0.0.1:6379/0"
 SCHEMES = ("redis://", "rediss://", "unix://")
 
-# What a cache alias lends to locks. Timeouts and the pool are the locks' own: a cache under load
-# takes no connection from them, and a cache that waits for ever does not make locks do so.
+# The arguments that locks take from a cache alias. Timeouts and the pool are not among them: a cache under load takes
+# no connections from locks, and a cache without a timeout does not make locks wait for ever.
 _LENT = {
     "host", "port", "path", "db", "username", "password", "credential_provider", "protocol",
     "socket_keepalive", "socket_keepalive_options", "socket_type",
 }  # fmt: skip
 
 
-_connections: WeakSet[Any] = WeakSet()  # all that threads use
+_connections: WeakSet[Any] = WeakSet()  # all connections that threads use
 
 
 def _hang_up_in_child() -> None:
-    """Greenlets that a fork has copied must not read the replies to their parent."""
+    """Greenlets that a fork has copied must not read their parent's replies."""
     for connection in list(_connections):
-        connection.disconnect()  # here; the parent's goes on
+        connection.disconnect()  # in the child; the parent's stays open
     _connections.clear()
 
 
@@ -60,7 +60,7 @@ fork.in_child(_hang_up_in_child)
 
 
 def _named() -> dict[str, Any]:
-    """The argument by which ``CLIENT LIST`` tells which version of the package a connection is of."""
+    """The argument that makes ``CLIENT LIST`` show the version of the package."""
     if (driver_info := getattr(redis, "DriverInfo", None)) is not None:  # newer versions warn of lib_name
         return {"driver_info": driver_info().add_upstream_driver("django-distlock", VERSION)}
     return {"lib_name": f"redis-py(django-distlock_v{VERSION})"}
@@ -83,7 +83,7 @@ class Location:
         provider = self.arguments.get("credential_provider")
         credentials = {} if provider is None else {"credential_provider": Credentials.of(provider)}
         named = {} if {"lib_name", "driver_info"} & self.arguments.keys() else _named()
-        # Commands of ours need nothing of RESP3, under which a server may say something between two replies.
+        # Our commands do not need RESP3, with which a server may send something between two replies.
         object.__setattr__(self, "arguments", {"protocol": 2, **named, **self.arguments, **secrets, **credentials})
 
     def at(self, host: str, port: int) -> Location:
@@ -104,18 +104,17 @@ class Location:
 
     @property
     def credentials(self) -> Credentials | None:
-        """What is asked for user and password, which may be others each time."""
+        """The source of user and password, which may differ each time."""
         return self.arguments.get("credential_provider")
 
     @property
     def async_connection_class(self) -> type[Any]:
         return twin(self.connection_class)
 
-    # Without retries, because redis-py would repeat commands by itself, and then nobody knows that one
-    # went unanswered.
+    # Without retries: redis-py would repeat commands by itself, and nobody would know that one was not answered.
 
     def connected(self, *, timeout: float = inf, **arguments: Any) -> Any:
-        """``timeout``: seconds until the connection stands, where they are less than those of the arguments.
+        """``timeout``: seconds to open the connection, if less than in the arguments.
 
         Raises redis-py's errors.
         """
@@ -129,21 +128,21 @@ class Location:
         return await adrive(self._log_in(timeout, arguments), self)
 
     def _log_in(self, timeout: float, arguments: Mapping[str, Any]) -> Steps[Any]:
-        """A connection with what the credential provider says, at the second try if the server refuses the first."""
+        """A connection with the login of the credential provider, which is asked again if the server refuses it."""
         credentials, longest = self.credentials, self.arguments["socket_connect_timeout"]
         assert credentials
         deadline = clock() + timeout
         login = yield Call("login", (min(timeout, longest),), on=credentials)
         try:
             connection = yield Call("open", (deadline - clock(), {**arguments, "credential_provider": login}))
-        except redis.AuthenticationError:  # the password may have been changed just now
+        except redis.AuthenticationError:  # the password may just have changed
             login = yield Call("login", (min(deadline - clock(), longest),), {"anew": True}, on=credentials)
             connection = yield Call("open", (deadline - clock(), {**arguments, "credential_provider": login}))
         credentials.follow(connection, login)
         return connection
 
     def open(self, timeout: float, arguments: Mapping[str, Any]) -> Any:
-        """A connection with the arguments of the location and these, among them the login that a provider gave."""
+        """A connection with the arguments of the location and these, such as the login that a provider gave."""
         deadline, arguments = clock() + timeout, {**self.arguments, **arguments}
         shake_hands = partial(_shake_hands, deadline)
         connection = self.connection_class(**arguments, retry=Retry(NoBackoff(), 0), redis_connect_func=shake_hands)
@@ -158,40 +157,40 @@ class Location:
         return connection
 
     async def aopen(self, timeout: float, arguments: Mapping[str, Any]) -> Any:
-        """Without redis-py's own timeouts, which go on while the event loop does not run."""
+        """Without redis-py's own timeouts, which continue while the event loop does not run."""
         timeouts = {"socket_connect_timeout": None, "socket_timeout": None}
         arguments = {**self.arguments, **arguments, **timeouts}
         usual = [self.arguments[each] for each in timeouts]
         connection = self.async_connection_class(**arguments, retry=AsyncRetry(NoBackoff(), 0))
         connection.connect_deadline = clock() + min(timeout, usual[0])
         try:
-            # A bit longer than the socket may take, which has more to say of what took so long.
+            # A bit longer than the socket may take, because its error says more about what took so long.
             async with RunningFor(min(timeout, sum(usual)) + MARGIN, "Timeout connecting to server"):
                 await connection.connect()
         except BaseException as error:
-            await hang_up(connection)  # redis-py forgets that where the other side ended TLS, or a task was cancelled
+            await hang_up(connection)  # redis-py does not do this if the other side ended TLS, or a task was cancelled
             if isinstance(error, Exception) and (better := self._better(error)):
                 raise better from error
             raise
         return connection
 
     def close(self) -> None:
-        """Nobody needs the server any more."""
+        """Call this when nobody needs the server any more."""
 
     def _better(self, error: Exception) -> Exception | None:
-        """One that says more of why there is no connection."""
+        """An error that says more about why there is no connection."""
         is_tls = issubclass(self.connection_class, redis.SSLConnection)
         return EndedTls(str(error)) if is_tls and is_about_leaving(error) else None
 
 
 def _shake_hands(deadline: float, connection: Any) -> None:
-    """In the time that is left. What comes after the handshake has the usual timeout."""
+    """In the time that is left. After the handshake, the usual timeout holds."""
     if connection.pid != fork.pid():
         raise redis.ConnectionError("the process was forked")
     usual, read = connection.socket_timeout, connection.read_response
 
     def read_in_time(*args: Any, **options: Any) -> Any:
-        """Replies that come one by one have the time of all."""
+        """Replies that come one by one share the time of all."""
         connection.sock.settimeout(max(0.01, min(usual, deadline - clock())))
         return read(*args, **options)
 
@@ -212,7 +211,7 @@ def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def read_credentials(backend: BaseLockBackend) -> dict[str, Any]:
-    """The argument of connections that the option ``credential_provider`` is: what asks for user and password."""
+    """The argument of connections for the option ``credential_provider``: the source of user and password."""
     if (given := backend.option["credential_provider"]) is None:
         return {}
     return {"credential_provider": read_provider(given, f"{backend.setting('OPTIONS')}['credential_provider']")}
@@ -235,7 +234,7 @@ def read_provider(given: object, where: str) -> CredentialProvider:
 
 
 def completed(arguments: Mapping[str, Any], own: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """The arguments of connections with those of ours: timeouts, and who is asked for user and password."""
+    """The arguments of connections, completed by ours: timeouts, and the source of user and password."""
     if "credential_provider" in own and (arguments.get("username") or arguments.get("password")):
         raise InvalidLockBackend(
             f"{setting} names a user or a password, and OPTIONS has a 'credential_provider', which names others."
@@ -267,7 +266,7 @@ def arguments_of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]
             arguments.pop(pool_argument, None)
         kind(**arguments)
         twin(kind)(**arguments)
-    except TypeError as error:  # names an argument that no connection has
+    except TypeError as error:  # its text names the unknown argument
         raise InvalidLockBackend(f"{setting} is a URL with an unknown parameter: {error}.") from None
     except ValueError as error:  # neither shown nor chained, because it may quote the password
         raise InvalidLockBackend(f"{setting} is a URL that redis-py cannot read: {type(error).__name__}.") from None
@@ -282,18 +281,18 @@ def _of_cache(cache: str, setting: str) -> tuple[type[Any], dict[str, Any]]:
 
 
 def pool_of_cache(cache: str, setting: str) -> Any:
-    """The connection pool of a cache in Redis, Django's or that of django-redis, to its primary."""
+    """The connection pool of a cache in Redis (of Django or of django-redis), to its primary."""
     named = quoted(f"cache:{cache}")
     if cache not in caches.settings:
         raise InvalidLockBackend(f"{setting} is {named}, but CACHES has no alias {quoted(cache)}.")
     try:
         known: Any = caches[cache]
     except InvalidCacheBackendError as error:
-        is_missing = getattr(error.__cause__, "name", "") == "django_redis"  # which no module could be found of
+        is_missing = getattr(error.__cause__, "name", "") == "django_redis"  # the module that was not found
         hint = ' pip install "django-distlock[django-redis]"' if is_missing else ""
         raise InvalidLockBackend(f"{setting} is {named}, which cannot be loaded: {error}.{hint}") from error
     if isinstance(known, RedisCache):
-        # A client of its own: that of the cache is private. This one is asked for its arguments alone.
+        # A separate client, because the client of the cache is private. Only its arguments are used.
         location, options = caches.settings[cache].get("LOCATION", ""), caches.settings[cache].get("OPTIONS", {})
         servers = re.split("[;,]", location) if isinstance(location, str) else location
         return RedisCacheClient(servers, **options).get_client(write=True).connection_pool
@@ -309,7 +308,7 @@ def pool_of_cache(cache: str, setting: str) -> Any:
 
 
 def lent(pool: Any) -> dict[str, Any]:
-    """The arguments of a pool for the server and the user."""
+    """The arguments of a pool that name the server and the user."""
     return {key: value for key, value in pool.connection_kwargs.items() if key in _LENT or key.startswith("ssl_")}
 
 

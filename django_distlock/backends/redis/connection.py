@@ -1,6 +1,6 @@
-"""Connections of redis-py that are open in time: however long a name is resolved, however many addresses it has.
+"""Connections of redis-py that open in time, also if the look-up of a name is slow or a name has many addresses.
 
-By itself redis-py gives each address the whole timeout, and the resolver as long as it likes.
+redis-py itself gives each address the whole timeout, and the resolver no time limit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
 from .exchange import AsyncDirectExchange, DirectExchange, RedisPyExchange, RunningFor
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts at a server that accepts no connection just now
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts while a server accepts no connections
 MOST_KNOWN = 1000  # addresses that failed
-LATELY = 10.0  # seconds in which an address that failed is tried after the others of its name
+LATELY = 10.0  # seconds for which a failed address is tried after the others of its name
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
 
 Address = tuple[Any, ...]  # as getaddrinfo has it: family, type, protocol, canonical name, address
 
 
-# Names. getaddrinfo knows no timeout, so it runs in a thread of its own, one for all callers with the same name.
+# Names. getaddrinfo has no timeout, so it runs in a thread, one for all callers with the same name.
 
 _lookups: dict[tuple[object, ...], Future[list[Address]]] = {}
 fork.in_child(_lookups.clear)  # its threads are the parent's
@@ -42,7 +42,7 @@ def _lookup(host: str, port: int, family: int) -> Future[list[Address]]:
     if (known := _lookups.get(key)) is not None:
         return known
     lookup: Future[list[Address]] = Future()
-    try:  # at once, where there is nothing to ask for
+    try:  # at once, if there is nothing to look up
         lookup.set_result(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST))
         return lookup
     except (OSError, UnicodeError):
@@ -69,7 +69,7 @@ def _look_up(lookup: Future[list[Address]], key: tuple[object, ...], arguments: 
 def _addresses(lookup: Future[list[Address]], host: str) -> list[Address]:
     if not lookup.done():
         raise socket.gaierror(socket.EAI_AGAIN, f"The name {host} was not resolved in time")
-    # Those that failed lately last: each costs its share of the time.
+    # Those that failed lately come last, because each costs its share of the time.
     return sorted(lookup.result(), key=lambda address: clock() - _failed_at.get(address[4], -inf) < LATELY)
 
 
@@ -91,7 +91,7 @@ def _left(deadline: float) -> float:
 
 
 class _Tcp:
-    """``connect_deadline``: the moment on ``clock()`` until which the socket must stand."""
+    """``connect_deadline``: the moment on ``clock()`` until which the socket must be open."""
 
     connect_deadline = inf
 
@@ -115,7 +115,7 @@ class _Tcp:
 
 
 class _SocketKeeper:
-    """Of threads. ``sock``: of the connection that stands, or of the last one."""
+    """For threads. ``sock``: of the open connection, or of the last one."""
 
     def _connect(self: Any) -> socket.socket:
         opened: socket.socket = super()._connect()  # type: ignore[misc]
@@ -185,12 +185,12 @@ class AsyncTlsConnection(AsyncTcpConnection, redis.asyncio.SSLConnection):
 
 
 class _Unix:
-    """The same. A server on a unix socket takes in as many at a time as its backlog is long: others have to wait."""
+    """The same. A server on a unix socket accepts as many at a time as its backlog is long; others have to wait."""
 
     connect_deadline = inf
 
     def _open_socket(self: Any) -> socket.socket | None:
-        """None: not now."""
+        """None: not possible now."""
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             opened.setblocking(False)
@@ -239,7 +239,7 @@ _TWINS: tuple[tuple[Any, Any], ...] = (
 
 
 def ours(connection_class: type[Any]) -> type[Any]:
-    """In the place of a class of redis-py; another one, such as that of a project's cache, learns to exchange."""
+    """Our class in the place of a class of redis-py. Another class, such as of a cache, gets ``exchange()``."""
     if connection_class not in _OURS:
         bases = _SocketKeeper, RedisPyExchange, connection_class
         _OURS[connection_class] = type(connection_class.__name__, bases, {"__module__": connection_class.__module__})
@@ -247,13 +247,13 @@ def ours(connection_class: type[Any]) -> type[Any]:
 
 
 def twin(connection_class: type[Any]) -> type[Any]:
-    """The class that does for asyncio what this one does for threads."""
+    """The class for asyncio that corresponds to this class for threads."""
     found: type[Any] = next(twin for kind, twin in _TWINS if issubclass(connection_class, kind))
     return found
 
 
 async def hang_up(connection: Any) -> None:
-    """Close a connection of asyncio at once: TLS would wait for the other side, and a loop that ends does not."""
+    """Close a connection of asyncio at once: TLS would wait for the other side, and the loop may end."""
     if writer := connection._writer:  # noqa: SLF001 - redis-py has no public way
         writer.transport.abort()
     await connection.disconnect(nowait=True)

@@ -1,4 +1,4 @@
-"""User and password from a credential provider of redis-py: for connections that open, and for those that stand."""
+"""User and password from a credential provider of redis-py, for new connections and for open ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class Secret(str):
-    """A password that is not shown where the variables of a traceback are: on debug pages, and by error trackers."""
+    """A password that debug pages and error trackers do not show among the variables of a traceback."""
 
     __slots__ = ()
 
@@ -37,14 +37,14 @@ class Secret(str):
 
 
 class SecretCommand(bytes):
-    """A command with a password, which is not shown either."""
+    """A command with a password, which they do not show either."""
 
     def __repr__(self) -> str:
         return "b'…'"
 
 
 class Login(CredentialProvider):
-    """What a provider said, for one connection: user and password, or the password alone.
+    """The answer of a provider for one connection: user and password, or the password alone.
 
     ``number``: how many tokens the provider had streamed when it was asked.
     """
@@ -67,19 +67,19 @@ class Login(CredentialProvider):
 
 
 class Credentials:
-    """A credential provider, as all connections of this process ask it.
+    """A credential provider, asked on behalf of all connections of this process.
 
-    It is asked by ``get_credentials()`` in a thread of its own, for threads and tasks alike. It may take any time, or
-    ask a service while an event loop waits; and one that renews tokens by itself would do so on the loop that asked
-    first, and end with that. Those who want an answer at the same time share one question.
+    ``get_credentials()`` is called in a separate thread, for threads and tasks alike. It may take any time, or ask a
+    service while an event loop waits. A provider that renews tokens by itself would do so on the loop that asked first,
+    and end with that loop. Callers that want an answer at the same time share one call.
 
-    A token that a ``StreamingCredentialProvider`` streams is told to the server before the next exchange on each
-    connection that stands.
+    If a ``StreamingCredentialProvider`` streams a token, the next exchange on each open connection first sends the
+    token to the server.
     """
 
     def __init__(self, provider: CredentialProvider) -> None:
         self._provider = provider
-        self._newest: Login | None = None  # that was streamed
+        self._newest: Login | None = None  # streamed token
         self._reset_after_fork()
         fork.in_child(self._reset_after_fork)
         if isinstance(provider, StreamingCredentialProvider):
@@ -88,7 +88,7 @@ class Credentials:
 
     @classmethod
     def of(cls, provider: CredentialProvider | Credentials) -> Credentials:
-        """One for each provider, which tells of its tokens to whoever came last."""
+        """One for each provider, because a provider streams its tokens only to the last callback."""
         if isinstance(provider, Credentials):
             return provider
         with _guard:
@@ -99,11 +99,11 @@ class Credentials:
 
     def _reset_after_fork(self) -> None:
         self._guard = threading.RLock()
-        self._question: Future[Login] | None = None  # which a thread asks now
-        self._connections: WeakSet[Any] = WeakSet()  # that are told of tokens
+        self._question: Future[Login] | None = None  # that a thread asks now
+        self._connections: WeakSet[Any] = WeakSet()  # that get streamed tokens
 
     def login(self, timeout: float, *, anew: bool = False) -> Login:
-        """What the provider says. ``anew``: not by a question that others have asked before.
+        """The answer of the provider. ``anew``: do not share a question that others have asked before.
 
         Raises NoCredentials if it fails, or has no answer within ``timeout`` seconds.
         """
@@ -119,7 +119,7 @@ class Credentials:
         return _answer(question, timeout)
 
     def follow(self, connection: Any, login: Login) -> None:
-        """Tell the connection, which began with that login, of each later token."""
+        """Give each later token to the connection, which began with that login."""
         with self._guard:
             self._connections.add(connection)
             newest = self._newest
@@ -145,10 +145,10 @@ class Credentials:
             if self._question is question:
                 self._question = None
 
-    # What a provider calls in some thread; or calls on some event loop, and awaits what it returns
+    # A provider calls these in some thread; or on some event loop, and awaits the result
 
     def _on_token(self, token: Any) -> Any:
-        # As redis-py reads it: the user is the "object id" of Microsoft Entra.
+        # As redis-py does: the user is the "object id" of Microsoft Entra.
         parts = tuple(filter(None, (token.try_get("oid"), token.get_value())))
         with self._guard:
             newest = self._newest = Login(parts, self._newest.number + 1 if self._newest else 1)
@@ -178,7 +178,7 @@ fork.in_child(_reset_after_fork)
 
 
 class _Nothing:
-    """For providers that await what a callback returns, and for those that do not."""
+    """The result of a callback, for providers that await it and for those that do not."""
 
     def __await__(self) -> Iterator[None]:
         return iter(())
@@ -193,25 +193,25 @@ def _answer(question: Future[Login], timeout: float) -> Login:
         raise NoCredentials(f"{type(error).__name__}: {error}") from error
 
 
-# A connection is told by an attribute of its own in the place of its method, which costs the others nothing. It may be
-# in use just now: whatever is on its way goes on.
+# A connection gets an attribute in the place of its method ``exchange``, which costs other connections nothing. If the
+# connection is in use, its current exchange continues.
 
 
 def _renew(connection: Any, login: Login) -> None:
     connection.new_login = login
     exchange = _aexchange if isinstance(connection, AsyncDirectExchange) else _exchange
-    connection.exchange = partial(exchange, ref(connection))  # not by itself, which would be a cycle
+    connection.exchange = partial(exchange, ref(connection))  # a weak reference: else it would be a cycle
 
 
 def take_new_login(connection: Any) -> Login | None:
-    """The login that the server is to be told, of which the caller takes care; None: none since the last one."""
-    vars(connection).pop("exchange", None)  # first: a later token puts it there again
+    """The login that the caller must now send to the server; None: there is no new one."""
+    vars(connection).pop("exchange", None)  # first: a later token sets it again
     login: Login | None = vars(connection).pop("new_login", None)
     return login
 
 
 def _exchange(itself: ref[Any], packed: bytes, number: int, timeout: float | None) -> list[Any]:
-    """``exchange()`` of a connection, after the server was told of a new login."""
+    """``exchange()`` of a connection, after the new login was sent to the server."""
     connection: Any = itself()
     began, login, exchange = clock(), take_new_login(connection), type(connection).exchange
     if login:
@@ -234,7 +234,7 @@ async def _aexchange(itself: ref[Any], packed: bytes, number: int, timeout: floa
 
 @contextmanager
 def _taken_for_not_sent() -> Iterator[None]:
-    """A refusal: the connection is of no use any more, and the provider is asked for the next one."""
+    """Treat a refusal as "not sent": the connection is of no use any more, and the next one asks the provider."""
     try:
         yield
     except (AuthenticationError, ResponseError) as error:

@@ -1,4 +1,4 @@
-"""What may be wrong with a server, by its INFO and TIME, and with settings, without asking it."""
+"""Problems of a server, found from its INFO and TIME; and problems of settings, found without asking the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .scripts import Command, pack
 
 OLDEST = (6, 2)
 CLOCKS_APART = 1.0  # seconds
-LITTLE_MEMORY = 0.8  # of maxmemory, from which on a warning is due
+LITTLE_MEMORY = 0.8  # of maxmemory; above this, a warning is due
 
 
 def read_info(reply: bytes) -> dict[str, str]:
@@ -28,7 +28,7 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 
 def server_results(info: Any, server_time: Any, asked_at: float, terms: Terms, location: Location) -> list[CheckResult]:
-    """From the replies to INFO and TIME, which may be errors. ``asked_at``: Unix time in the middle between
+    """Results from the replies to INFO and TIME, which may be errors. ``asked_at``: Unix time in the middle between
     sending and receiving."""
     found = [] if isinstance(server_time, RedisError) else [_clock(server_time, asked_at)]
     if isinstance(info, RedisError):
@@ -115,7 +115,7 @@ def _replicas(info: Mapping[str, str]) -> CheckResult:
         return CheckResult(Level.OK, "replicas", "None.")
     message = f"{count}. They learn of a lock a moment later: a failover may forget the newest ones."
     hint = "Let what the lock guards compare fencing numbers."
-    if "min_slaves_good_slaves" not in info:  # INFO has it where min-replicas-to-write is set
+    if "min_slaves_good_slaves" not in info:  # INFO has it if min-replicas-to-write is set
         hint += " Set min-replicas-to-write 1, so that a primary which was cut off grants no more."
     return CheckResult(Level.INFO, "replicas", message, hint)
 
@@ -131,7 +131,7 @@ def _shared(aliases: Sequence[str]) -> str:
 
 
 def waiting_result(*, is_told: bool) -> CheckResult:
-    """``is_told``: whether scripts may hand a lock to those who wait here."""
+    """``is_told``: whether scripts may hand a lock to the waiters of this process."""
     if is_told:
         return CheckResult(Level.OK, "waiting", "Waiters are woken by messages.")
     message = "Scripts are not told who receives a message, so nobody is handed a lock: waiters look every 0.1 to 1 s."
@@ -197,7 +197,7 @@ def _urls(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             try:
                 arguments = parse_url(place.strip())  # type: ignore[no-untyped-call]
             except ValueError:
-                continue  # the cache itself says what is wrong with it
+                continue  # the cache itself reports what is wrong
             options = entry.get("OPTIONS") or {}
             yield {**arguments, **({"db": options["db"]} if "db" in options else {})}
 

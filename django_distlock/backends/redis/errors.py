@@ -1,4 +1,4 @@
-"""What an error of redis-py means: whether to try again, whether the command was executed, and what to do about it."""
+"""The meaning of redis-py's errors: whether to retry, whether the command was executed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -44,29 +44,31 @@ class NotSent(ConnectionError):
 
 
 class BreakerOpen(ConnectionError):
-    """Nothing was sent: the server answers nobody, as its cause tells, and is asked in the background until it does."""
+    """Nothing was sent: the server answers nobody (see the cause). A thread asks it until it answers."""
 
 
 class NoCredentials(ConnectionError):
-    """The server was not asked for want of a user and a password: the credential provider failed, or did not answer."""
+    """The server was not asked without user and password: the credential provider failed or did not answer."""
 
 
 class EndedTls(ConnectionError):
-    """The other side went away during the TLS handshake or right after it, and did not say why."""
+    """The other side closed the connection during the TLS handshake or right after it, without a reason."""
 
 
 Error = TypeVar("Error", bound=Exception)
 
 
 def without_traceback(error: Error, above: tuple[Exception, ...] = ()) -> Error:
-    """To be kept: a traceback would keep the frames of its callers, and with them connections, requests and leases.
+    """The error without its traceback, so that it can be kept.
+
+    A traceback would keep the frames of its callers, and with them connections, requests and leases.
 
     ``above``: the errors whose cause it is; a chain may lead back to its beginning.
     """
     kept, cause = copy(error), error.__cause__ or error.__context__
     if isinstance(cause, OSError | RedisError) and not any(cause is one for one in above):
         kept.__cause__ = without_traceback(cause, (*above, error))
-    elif isinstance(cause, ExceptionGroup):  # of errors that are kept, and was never raised itself
+    elif isinstance(cause, ExceptionGroup):  # of errors that are kept; it was never raised itself
         kept.__cause__ = cause
     return kept
 
@@ -76,7 +78,7 @@ class NoSentinel(ConnectionError):
 
 
 class NoMaster(ConnectionError):
-    """The sentinels know of no master that works: a failover goes on, or no replica can take over."""
+    """The sentinels know no working master: a failover is under way, or no replica can take over."""
 
 
 class UnknownService(ConnectionError):
@@ -84,10 +86,10 @@ class UnknownService(ConnectionError):
 
 
 class SentinelRefusal(ConnectionError):
-    """The sentinels do not let this user in, or do not let it ask."""
+    """The sentinels refuse the login, or the question."""
 
 
-# Redis 6.2 has the reason in the midst of the text when a script met it; redis-py takes some away at the beginning.
+# Redis 6.2 puts the reason in the middle of the text if a script met it; redis-py removes some at the beginning.
 _REASON = re.compile(
     r"(?:^|-)(BUSY|LOADING|MASTERDOWN|MISCONF|NEWER|NOPERM|NOREPLICAS|OOM|READONLY|UNBLOCKED|UNREADABLE|WRONGTYPE) "
 )
@@ -103,12 +105,12 @@ _TOO_MANY_CLIENTS = "max number of clients"
 _NOT_NOW = {"BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"}
 _OF_SLOTS = AskError | TryAgainError | ClusterDownError  # MovedError is an AskError
 _FINAL = AuthenticationError | SentinelRefusal | UnknownService
-_GONE = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)  # in the midst of the handshake: says no reason
-_CLOSED = "Connection closed by server"  # says redis-py
+_GONE = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)  # during the handshake, without a reason
+_CLOSED = "Connection closed by server"  # the text of redis-py
 
 
 def reason(error: Exception) -> str:
-    """The server's own word for why it refused; "" for others."""
+    """The server's own word for the reason of its refusal; "" for other errors."""
     if not isinstance(error, ResponseError | BusyLoadingError):
         return ""
     found = _REASON.search(str(error))
@@ -117,11 +119,11 @@ def reason(error: Exception) -> str:
     return _BY_CLASS.get(type(error), "") or (found[1] if found else "")
 
 
-# What talks to servers decides by these three questions, be it one server, a master, a Cluster or a sentinel.
+# Clients of a server, a master, a Cluster or a sentinel decide by these three questions.
 
 
 def is_transient(error: BaseException, *, in_cluster: bool = False) -> bool:
-    """Whether it may pass by itself: with another connection, a failover, a restart, or a slot that arrives.
+    """Whether the error may pass by itself: with another connection, a failover, a restart, or a slot that arrives.
 
     Other errors are final: somebody has to correct a setting, a right, a certificate, or what is in the server.
     """
@@ -133,17 +135,17 @@ def is_transient(error: BaseException, *, in_cluster: bool = False) -> bool:
 
 
 def is_answer(error: BaseException) -> bool:
-    """Whether a server that is there said so, and did not execute what it was asked."""
+    """Whether a server that is there answered with the error, and did not execute the command."""
     return isinstance(error, ResponseError | BusyLoadingError | AuthenticationError) or _is_full(error)
 
 
 def is_silence(error: BaseException) -> bool:
-    """Whether a server was asked, or was to be asked, and said nothing."""
+    """Whether a server was asked, or was about to be asked, and did not answer."""
     return is_transient(error) and not is_answer(error)
 
 
 def is_in_doubt(error: BaseException, *, was_sent: bool) -> bool:
-    """Whether the server may have executed what it was asked, or may do so yet."""
+    """Whether the server may have executed the command, or may still execute it."""
     return was_sent and not is_answer(error) and not isinstance(error, NotSent)
 
 
@@ -157,18 +159,18 @@ def is_about_certificates(error: BaseException) -> bool:
 
 
 def is_about_leaving(error: BaseException) -> bool:
-    """Whether a connection failed because the other side ended it, without a word."""
+    """Whether a connection failed because the other side ended it, without a reason."""
     gone = (*_GONE, ConnectionResetError, BrokenPipeError)
     return _CLOSED in str(error) or any(isinstance(cause, gone) for cause in chain(error))
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether nobody listens there."""
+    """Whether nobody listens at the address."""
     return any(isinstance(cause, ConnectionRefusedError | FileNotFoundError) for cause in chain(error))
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, what caused that; each once, because a cause may have become its own by a re-raise."""
+    """An error, its cause, the cause of that, and so on; each once, because a chain of causes may be a circle."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -186,7 +188,7 @@ def is_newer_value(reply: object) -> bool:
 
 
 def is_of_publishing(reply: object) -> bool:
-    """Whether a script that does nothing but publish failed, and neither for a right nor for what passes."""
+    """Whether a script that only publishes failed, and the reason is neither a missing right nor one that passes."""
     return isinstance(reply, ResponseError) and not (reason(reply) or is_transient(reply, in_cluster=True))
 
 
@@ -198,7 +200,7 @@ def explain(
     *,
     in_cluster: bool = False,
 ) -> LockBackendError:
-    """What to raise for it, of that kind. ``where``: the server as people know it, without its password."""
+    """The error to raise for it, of that kind. ``where``: the server as people know it, without its password."""
     what_to_do = advice(error, backend, in_cluster=in_cluster)
     explained = kind(f"Lock backend {backend.alias!r} at {where}: {what_to_do} ({printable(str(error))})")
     explained.is_final = not is_transient(error, in_cluster=in_cluster)
@@ -298,7 +300,7 @@ def _advice_on_refusal(reason: str, backend: BaseLockBackend) -> str:
 
 
 def _advice_on_slots(error: Exception, backend: BaseLockBackend, in_cluster: bool) -> str:
-    """Where a Cluster was met unexpected, or in a state in which it serves nobody; "" for others."""
+    """For an unexpected Cluster, or a Cluster in a state in which it serves nobody; "" for other errors."""
     match error:
         case MasterDownError():
             return ""

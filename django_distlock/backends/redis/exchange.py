@@ -1,6 +1,6 @@
-"""Commands that are sent on one connection, and their replies: for threads and for tasks, in time.
+"""Commands on one connection and their replies, for threads and for tasks, with a time limit.
 
-With fewer detours than redis-py makes, where RESP2 and hiredis allow it; else by its own methods.
+If RESP2 and hiredis allow it, with fewer detours than redis-py makes; else by redis-py's own methods.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ...utils.clock import clock
 from .errors import NotSent, is_transient
 
 RECEIVED_AT_ONCE = 65_536  # bytes
-NO_TIME = 0.01  # seconds by which a reply may come later than it should; a timeout of 0 would not wait at all
-ROUNDS_UNTIL_TOLD = 5  # of the loop, until TLS tells what has come
+NO_TIME = 0.01  # seconds by which a reply may be late; a timeout of 0 would not wait at all
+ROUNDS_UNTIL_TOLD = 5  # of the loop, until TLS passes on what has come
 TOO_LATE = "Timeout reading from socket"
 CLOSED = "Connection closed by server."
 UNASKED = "The server said something that it was not asked for."
@@ -38,14 +38,14 @@ UNASKED = "The server said something that it was not asked for."
 class RunningTimer:
     """Calls ``on_over`` after so many seconds in which the event loop runs, unless it is stopped before.
 
-    Where thousands of tasks begin at once, it gets to what came for the first ones when their time would be over
-    otherwise. It is started again and again at little cost: what is scheduled stays when it is stopped, for the next
-    start to use.
+    If thousands of tasks begin at once, the loop reads the replies to the first ones late. With a timer of real time,
+    they would have timed out by then. To start it again costs little: a stop leaves the scheduled call for the next
+    start.
     """
 
     __slots__ = ("_counted_from", "_due", "_handle", "_is_on", "_left", "_on_over", "_part", "loop")
 
-    PARTS = 4  # rounds of the loop that there are at least
+    PARTS = 4  # the fewest rounds of the loop
 
     def __init__(self, on_over: Callable[[], None]) -> None:
         self._on_over, self.loop = on_over, asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class RunningTimer:
         self._is_on = False
 
     def end(self) -> None:
-        """It is started no more."""
+        """It is not started again."""
         if self._handle:
             self._handle.cancel()
         self._is_on, self._handle, self._on_over = False, None, _nothing
@@ -70,14 +70,14 @@ class RunningTimer:
     def _schedule(self, due: float) -> None:
         if self._handle:
             self._handle.cancel()
-        self._due = due  # uvloop's handles do not tell
+        self._due = due  # uvloop's handles do not have it
         self._handle = self.loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
         self._handle = None
         if not self._is_on:
             return
-        self._left -= max(0.0, self._due - self._counted_from)  # what comes after that, the loop did not run
+        self._left -= max(0.0, self._due - self._counted_from)  # after its due time, the loop did not run
         self._counted_from = now = self.loop.time()
         if self._left > 1e-9:
             self._schedule(now + min(self._part, self._left))
@@ -90,7 +90,7 @@ def _nothing() -> None: ...
 
 
 class RunningFor:
-    """``async with RunningFor(seconds)`` raises redis-py's TimeoutError when the block takes longer.
+    """``async with RunningFor(seconds)`` raises redis-py's TimeoutError if the block takes longer.
 
     By a ``RunningTimer``.
     """
@@ -117,22 +117,22 @@ class RunningFor:
 
 
 def _new_reader(connection: Any) -> Any:
-    """What takes replies apart. None where redis-py must do it."""
+    """The parser of replies. None if redis-py must parse them."""
     if Reader is None or connection.protocol != 2:
         return None
     return Reader(protocolError=redis.InvalidResponse, replyError=DefaultParser.parse_error)
 
 
 class RedisPyExchange:
-    """Of threads, by the methods of redis-py, for connections of any class."""
+    """For threads, by the methods of redis-py, on connections of any class."""
 
-    new_login: Any = None  # which the server is to be told, see credentials.py
+    new_login: Any = None  # to be sent to the server, see credentials.py
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
-        """``number`` replies, with the errors among them that are answers.
+        """Returns ``number`` replies; errors that are answers are among them.
 
-        ``timeout``: seconds for all of them; None: those of the socket until the first part comes, and as many for the
-        rest. Raises redis-py's errors.
+        ``timeout``: seconds for all of them; None: the timeout of the socket until the first part comes, and the same
+        for the rest. Raises redis-py's errors.
         """
         self.send_packed_command([packed], check_health=False)
         deadline, replies = None if timeout is None else clock() + timeout, []
@@ -147,17 +147,17 @@ class RedisPyExchange:
         return replies
 
     def receive(self: Any, timeout: float) -> Any:
-        """What comes next on a connection that subscribes; None where that is nothing for ``timeout`` seconds.
+        """The next message on a connection that subscribes; None if nothing comes for ``timeout`` seconds.
 
-        Raises redis-py's errors, and so what the server answers by one.
+        Raises redis-py's errors, also for an error that the server answers.
         """
         return self.read_response(disable_decoding=True) if self.can_read(timeout) else None
 
 
 def _send(sock: Any, packed: bytes) -> None:
-    """``sendall()``, which asks the system each time whether it may send, before it does."""
+    """As ``sendall()``, which asks the system before each send whether it may send."""
     sent = 0
-    if type(sock) is socket.socket and os.name == "posix":  # not where TLS is spoken
+    if type(sock) is socket.socket and os.name == "posix":  # not with TLS
         try:
             sent = os.write(sock.fileno(), packed)
         except BlockingIOError:  # a socket with a timeout does not block; then sendall() waits
@@ -169,7 +169,7 @@ def _send(sock: Any, packed: bytes) -> None:
 class DirectExchange(RedisPyExchange):
     """The same, quickly."""
 
-    _replies: Any = None  # the reader of all that comes, from the first exchange or message on
+    _replies: Any = None  # reads everything, from the first exchange or message on
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         reader = self._replies
@@ -185,7 +185,7 @@ class DirectExchange(RedisPyExchange):
                 deadline = clock() + timeout
                 sock.settimeout(timeout)
                 sock.sendall(packed)
-                if (left := deadline - clock()) < timeout - NO_TIME:  # else it was done at once, as mostly
+                if (left := deadline - clock()) < timeout - NO_TIME:  # else it was sent at once, as usual
                     sock.settimeout(max(NO_TIME, left))
             replies: list[Any] = []
             while True:
@@ -219,7 +219,7 @@ class DirectExchange(RedisPyExchange):
         sock, timeout = self.sock, max(NO_TIME, timeout)
         try:
             while (found := reader.gets()) is False:
-                if sock.gettimeout() != timeout:  # to set it asks the system
+                if sock.gettimeout() != timeout:  # setting it is a call of the system
                     sock.settimeout(timeout)
                 if not (data := sock.recv(RECEIVED_AT_ONCE)):
                     raise redis.ConnectionError(CLOSED)
@@ -234,11 +234,11 @@ class DirectExchange(RedisPyExchange):
 
 
 class Answer:
-    """The replies that a task waits for: a future, as ``asyncio.isfuture()`` has it, which is awaited at once and once.
+    """The replies that a task waits for: a future for ``asyncio.isfuture()``, which is awaited immediately, and once.
 
-    Its task goes on within the callback of the loop that has received them, where no other task runs. asyncio's own
-    futures let it go on in the next round of the loop, which takes a twentieth of a lock. So does this one where it
-    fails, since the traceback would keep the callbacks that told so.
+    Its task continues within the callback of the loop that has received the replies, where no other task runs. With
+    asyncio's own futures it continues in the next round of the loop, which takes a twentieth of the time of a lock. So
+    it does here after a failure, because a traceback would keep the callbacks that reported it.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_go_on", "_loop", "found", "is_over", "number")
@@ -252,9 +252,9 @@ class Answer:
         self._context: Context | None = None
 
     def succeed(self) -> None:
-        """With what is found. Called by the loop alone."""
+        """With the replies. Only the loop calls it."""
         self.is_over = True
-        if self._context is not None and self._go_on:  # one without variables is false
+        if self._context is not None and self._go_on:  # a context without variables is falsy
             self._context.run(self._go_on, self)
 
     def fail(self, error: BaseException) -> None:
@@ -289,50 +289,50 @@ class Answer:
         try:
             raise error
         finally:
-            del error  # which would keep this frame, and with it the connection
+            del error  # it would keep this frame, and with it the connection
 
 
 class AsyncDirectExchange(asyncio.BufferedProtocol):
-    """Of tasks, one at a time. From the first exchange on it reads in the place of redis-py's StreamReader."""
+    """For tasks, one at a time. From the first exchange on, it reads in the place of redis-py's StreamReader."""
 
     new_login: Any = None
-    _replies: Any = None  # the reader of all that comes
+    _replies: Any = None  # reads everything
     _transport: Any
     _received: memoryview
     _timer: RunningTimer
     _answer: Answer | None = None  # of the exchange that is under way
-    _failure = ""  # after which it is of no use any more
+    _failure = ""  # the connection is of no use after it
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float) -> Awaitable[list[Any]]:
-        """The same. ``timeout``: seconds for all replies, in which the event loop runs."""
+        """The same. ``timeout``: seconds for all replies, counted while the event loop runs."""
         if self._replies is None and not self._begin():
             return _aexchange(self, packed, number, timeout)
         if self._failure:
             raise NotSent(self._failure)
         try:
             self._transport.write(packed)
-        except RuntimeError as error:  # of uvloop, whose transport was closed
+        except RuntimeError as error:  # from uvloop, whose transport was closed
             raise NotSent(str(error)) from error
         self._answer = answer = Answer(self._timer.loop, number)
         self._timer.start(timeout)
         return answer
 
     def _begin(self: Any) -> bool:
-        """Whether it can take replies apart by itself."""
+        """Prepare to parse replies here. Returns whether that is possible."""
         self._replies = _new_reader(self)
         if self._replies is None:
             return False
         self._transport = transport = self._writer.transport
-        # A new one each time, as of a plain protocol, is of 256 KiB. Parts of a bytearray, which TLS fills, are copies.
+        # A plain protocol makes a new one of 256 KiB each time. Parts of a bytearray, which TLS fills, are copies.
         self._received = memoryview(bytearray(RECEIVED_AT_ONCE))
         if self._reader.at_eof() or transport.is_closing():
-            self._failure = CLOSED  # which the stream was told, and nobody else is
+            self._failure = CLOSED  # only the stream learned of it
         self._timer = RunningTimer(self._time_out)
         transport.set_protocol(self)
         return True
 
     async def is_stale(self: Any) -> bool:
-        """Whether it has ended while nobody used it."""
+        """Whether the connection has ended while nobody used it."""
         if self._replies is None:
             can_read = getattr(self, "can_read", None) or self.can_read_destructive  # until redis-py 7
             return bool(await can_read())
@@ -365,7 +365,7 @@ class AsyncDirectExchange(asyncio.BufferedProtocol):
         answer.succeed()
 
     def eof_received(self) -> None:
-        self.connection_lost(None)  # at once; the loop says so only in its next round
+        self.connection_lost(None)  # at once; the loop would call it only in its next round
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.end()
@@ -386,8 +386,8 @@ class AsyncDirectExchange(asyncio.BufferedProtocol):
 
 
 def read_by(connection: Any, deadline: float) -> Any:
-    """The next reply on a connection of threads. Raises redis-py's TimeoutError at that moment on ``clock()``."""
-    # Not by an argument of read_response, which redis-py 6 and 7 do not know.
+    """The next reply on a connection for threads. Raises redis-py's TimeoutError at that moment on ``clock()``."""
+    # Not by an argument of read_response, which redis-py 6 and 7 do not have.
     if not connection.can_read(max(0.0, deadline - clock())):
         raise redis.TimeoutError(TOO_LATE)
     return connection.read_response(disable_decoding=True)
@@ -406,14 +406,14 @@ async def _aexchange(connection: Any, packed: bytes, number: int, timeout: float
 
 
 def _answer(reply: Exception) -> Exception:
-    """Errors of the connection are raised, as redis-py does."""
+    """Raises errors of the connection, as redis-py does."""
     if isinstance(reply, redis.ConnectionError) and not isinstance(reply, BusyLoadingError):
         raise reply
     return _raise_if_transient(reply)
 
 
 def _raise_if_transient(reply: Exception) -> Exception:
-    """Raise what a retry may avoid; return other errors as replies."""
+    """Raise errors that a retry may avoid; return other errors as replies."""
     if is_transient(reply):
         raise reply
     return reply

@@ -17,7 +17,7 @@ from .scripts import Command, pack
 
 
 def read_prefix(backend: BaseLockBackend, *, takes_braces: bool = False) -> str:
-    """``takes_braces``: the whole prefix may stand in braces, so that all keys lie in one slot."""
+    """``takes_braces``: the whole prefix may stand in braces, which puts all keys into one slot."""
     if backend.ask_prefix:
         return backend.shared_prefix
     prefix = backend.settings.get("KEY_PREFIX", "lock")
@@ -33,12 +33,12 @@ def read_prefix(backend: BaseLockBackend, *, takes_braces: bool = False) -> str:
 
 
 LEASES, OTHERS, QUEUES, RUNS = "", "|l", "|q", "|r"  # kinds of keys that can be listed
-MOST_ROUNDS = 5  # in which a listing asks all nodes, while slots move
+MOST_ROUNDS = 5  # a listing asks all nodes so often while slots move
 SLOTS = 16384  # of every Cluster
 
 
 class Keys:
-    """Names stand for locks, and are the ``key`` of their requests."""
+    """The keys of locks. A lock is identified by its name, the ``key`` of its requests."""
 
     are_in_slots = False  # of a Cluster
 
@@ -46,7 +46,7 @@ class Keys:
         self.prefix = prefix
 
     def at(self, prefix: str) -> Keys:
-        """Those under another prefix; "": these."""
+        """The keys under another prefix; "": these keys."""
         return Keys(prefix) if prefix else self
 
     def of_lock(self, name: str) -> tuple[str, str, str, str, str]:
@@ -64,7 +64,7 @@ class Keys:
         return f"{self.prefix}|q:{name}"
 
     def of_run(self, name: str) -> tuple[str, str]:
-        """Stamp of the last run; what is there while that is so new that nobody is given the next."""
+        """Stamp of the last run; a key that is there while the stamp is so new that nobody is given the next run."""
         return self.run(name), f"{self.prefix}|n:{name}"
 
     def run(self, name: str) -> str:
@@ -79,14 +79,14 @@ class Keys:
         return f"{self.prefix}|in:{process}"
 
     def locked_by(self, lease: str) -> tuple[str, str]:
-        """Prefix, where KEY_PREFIX is a callable, and name of the lock whose lease has this key."""
+        """The prefix (if KEY_PREFIX is a callable, else "") and the name of the lock whose lease has this key."""
         return "", self.name_in(lease)
 
     def name_in(self, lease: str) -> str:
         return lease.removeprefix(f"{self.prefix}:")
 
     def grouped(self, names: Sequence[str]) -> list[Sequence[str]]:
-        """Those together whose leases one command may name."""
+        """The names in groups; one command may name the leases of a group."""
         return [names] if names else []
 
     def are_together(self, names: Sequence[str]) -> bool:
@@ -94,7 +94,7 @@ class Keys:
         return not self.are_in_slots or len({slot_of(self.lease(name)) for name in names}) == 1
 
     def pattern(self, kinds: Sequence[str], start: str) -> str:
-        """For SCAN: keys of these kinds whose names begin so. It may find other keys, which ``names_in`` leaves out."""
+        """For SCAN: keys of these kinds whose names begin so. ``names_in`` leaves out other keys that it finds."""
         return literally(self.prefix) + any_of(kinds) + literally(start) + "*"
 
     def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
@@ -103,7 +103,7 @@ class Keys:
 
 
 class ClusterKeys(Keys):
-    """All keys of a name lie in one slot of a Cluster: that of its shard, which stands in braces in each of them.
+    """All keys of a name are in one slot of a Cluster, the slot of its shard, which stands in braces in each key.
 
     The shard is computed from the name, so processes that disagree about the number of shards exclude nobody.
     """
@@ -113,7 +113,7 @@ class ClusterKeys(Keys):
     def __init__(self, prefix: str, shards: int) -> None:
         super().__init__(prefix)
         self.shards = shards
-        self.agreed = f"{prefix}|s:{{shards}}"  # where the number of shards is kept, to be compared
+        self.agreed = f"{prefix}|s:{{shards}}"  # the key that keeps the number of shards, to compare it
 
     @property
     def journal(self) -> str:
@@ -151,11 +151,11 @@ class ClusterKeys(Keys):
         return f"{self.prefix}{kind}:{{{self.shard_of(name)}}}:{name}"
 
     def shard_inbox(self, process: str, shard: int) -> str:
-        """Sharded pub/sub has channels in slots, as keys are, so a process has an inbox per shard."""
+        """With sharded pub/sub, channels are in slots as keys are, so a process has an inbox per shard."""
         return f"{self.prefix}|in:{{{shard}}}:{process}"
 
     def shard_in(self, key: str) -> int:
-        """Of a key or channel."""
+        """The shard of a key or channel."""
         return int(key[key.index("{") + 1 : key.index("}")])
 
     def name_in(self, lease: str) -> str:
@@ -171,7 +171,7 @@ class ClusterKeys(Keys):
         return f"{literally(self.prefix)}{any_of(kinds)}{{*}}:{literally(start)}*"
 
     def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
-        """Without those that another number of shards made."""
+        """Without keys that were made with another number of shards."""
         names = [(key, self.name_in(key)) for key in keys]
         return [name for key, name in names if name.startswith(start) and key == self._of_kind(kind, name)]
 
@@ -179,14 +179,14 @@ class ClusterKeys(Keys):
         return slot_of(f"{{{shard}}}")
 
     def slots(self) -> Iterable[int]:
-        """All that keys of ours can be in."""
+        """All slots in which keys of ours can be."""
         return {*map(self.slot_of_shard, range(self.shards)), slot_of(self.agreed)}
 
 
 class TenantKeys(Keys):
-    """Where KEY_PREFIX is a callable: each lock is known by a prefix, a colon and its name (``types.lock_key()``).
+    """For a callable KEY_PREFIX: a lock is identified by a prefix, a colon and its name (``types.lock_key()``).
 
-    No such prefix has a colon in it. ``shared``: the keys of what is nobody's.
+    A prefix has no colon in it. ``shared``: the keys that belong to no tenant.
     """
 
     def __init__(self, shared: Keys) -> None:
@@ -240,7 +240,7 @@ class TenantKeys(Keys):
 
 
 def slot_of(key: str) -> int:
-    """CRC16 of what stands between the first braces, as the Cluster specification has it."""
+    """CRC16 of the text between the first braces, as the Cluster specification defines it."""
     data = key.encode()
     start = data.find(b"{") + 1
     end = data.find(b"}", start)
@@ -248,12 +248,12 @@ def slot_of(key: str) -> int:
 
 
 def any_of(kinds: Sequence[str]) -> str:
-    """A pattern of what stands between the prefix and the name. Of several kinds one of which is the leases."""
+    """A pattern for the text between the prefix and the name. If there are several kinds, one must be the leases."""
     return "[:|]*" if len(kinds) > 1 else literally(f"{kinds[0]}:")
 
 
 def literally(text: str) -> str:
-    """A pattern that matches the text alone."""
+    """A pattern that matches only this text."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
@@ -261,18 +261,18 @@ SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
 
 class Listing:
-    """The names in some kinds of keys, each once, as far as they begin with ``start``."""
+    """The names in some kinds of keys that begin with ``start``, each once."""
 
     def __init__(self, keys: Keys, kinds: Sequence[str], start: str) -> None:
         self._keys, self._start = keys, start
         self._pattern = keys.pattern(kinds, start)
         self._seen: dict[str, set[str]] = {kind: set() for kind in kinds}  # SCAN may return a key twice
         self._cursor = b"0"
-        self._nodes: Sequence[Any] = ()  # to be asked now
+        self._nodes: Sequence[Any] = ()  # still to be asked
         self._known: object = None  # see ``Client.nodes``
 
     def pages(self, read: Callable[[Reply], Any]) -> Iterator[Steps[dict[str, list[str]]]]:
-        """Names by kind. ``read``: what a server answered."""
+        """Names by kind. ``read``: gets the answer of a server from a reply."""
         for _ in range(MOST_ROUNDS):
             yield self._next_nodes()
             if not self._nodes:
@@ -289,14 +289,14 @@ class Listing:
         return self.new_names(read((yield Call("send", ([command],)))))
 
     def commands(self, node: Any) -> Iterator[Command]:
-        """Each to be sent when ``new_names`` was given the reply to the one before."""
+        """Send each one after ``new_names`` was given the reply to the one before."""
         while True:
             yield Command(pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_STEP), node=node)
             if self._cursor == b"0":
                 return
 
     def new_names(self, reply: Sequence[Any]) -> dict[str, list[str]]:
-        """By kind."""
+        """The new names, by kind."""
         self._cursor, found = reply
         try:
             keys = [key.decode() for key in found]

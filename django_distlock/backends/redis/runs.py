@@ -25,7 +25,7 @@ class Runs:
     def claim(
         self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, most_ahead: float
     ) -> LastRun | None:
-        """As ``claim_run``. Repeatable."""
+        """See ``claim_run``. Repeatable."""
         command = self._operations.claim_run(name, seen, now, ttl, grace, most_ahead)
         return self._operations.claimed_run(name, self._send(command), most_ahead)
 
@@ -36,7 +36,7 @@ class Runs:
         return bool(self._operations.only(self._send(self._operations.forget_run(name))))
 
     def page(self, names: Iterator[str]) -> Iterator[tuple[str, LastRun]]:
-        """Those of these that can be read. Of others an error is logged."""
+        """The runs of these names that can be read. An error is logged for each of the others."""
         while batch := list(islice(names, SCAN_STEP)):
             for name, run in zip(batch, self._read(batch), strict=True):
                 if isinstance(run, LastRun):

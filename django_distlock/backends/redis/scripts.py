@@ -1,4 +1,4 @@
-"""Commands as they go to a server, and the scripts among them."""
+"""Commands in the form in which they are sent, and the scripts among them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def milliseconds(seconds: float) -> int:
 
 
 def packed_keys(*keys: str) -> tuple[str, str]:
-    """Those of one lock or run: the first, by which a Cluster finds the node, and all of them as ``pack_parts()``."""
+    """Keys of one lock or run: the first one, by which a Cluster finds the node, and all of them packed."""
     return keys[0], pack_parts(*keys)
 
 
 class Command:
-    """In a Cluster it goes to ``node``, an address, or to the node that owns the slot of ``key``."""
+    """In a Cluster it goes to the address ``node``, or to the node that owns the slot of ``key``."""
 
     __slots__ = ("key", "node", "packed", "script")
 
@@ -48,7 +48,7 @@ class Command:
 
 
 def _for_locks(section: str, locks: int) -> str:
-    """The section once for each lock, with the keys and arguments of that one."""
+    """Repeats the section for each lock, with the keys and arguments of that lock."""
 
     def numbered(found: re.Match[str], lock: int) -> str:
         of_one = KEYS if found[1] == "KEYS" else ARGUMENTS
@@ -60,7 +60,7 @@ def _for_locks(section: str, locks: int) -> str:
 class Script:
     """A Lua script of a backend, called by its digest. A line "-- include x.lua" stands for that file.
 
-    ``locks``: of so many at once. What the script does for each of them is written once.
+    ``locks``: how many locks one call is for. The text has the part for each lock once.
     """
 
     def __init__(self, name: str, backend: str = "redis", *, keys: int, locks: int = 1) -> None:
@@ -72,7 +72,7 @@ class Script:
         self.keys = keys
 
     def head(self, arguments: int) -> str:
-        """What stands before the keys of a call with so many arguments."""
+        """The part before the keys of a call with so many arguments."""
         return f"*{3 + self.keys + arguments}\r\n{pack_parts('EVALSHA', self.sha, self.keys)}"
 
     def call(self, keys: tuple[str, str], *arguments: str | bytes | int) -> Command:

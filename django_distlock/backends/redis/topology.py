@@ -55,6 +55,6 @@ def _location(backend: BaseLockBackend, own: Mapping[str, Any]) -> Location:
         pool = pool_of_cache(given.removeprefix("cache:"), setting) if is_cache else None
         if not isinstance(pool, SentinelConnectionPool):
             return read_location(given, setting, own)
-    from .sentinel.config import find_location  # which few processes need
+    from .sentinel.config import find_location  # few processes need it
 
     return find_location(backend, own)

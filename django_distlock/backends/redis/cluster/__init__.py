@@ -1,1 +1,1 @@
-"""Locks on a Redis or Valkey Cluster: what is other there than on one server."""
+"""Locks on a Redis or Valkey Cluster: the differences to one server."""

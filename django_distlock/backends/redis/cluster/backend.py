@@ -12,7 +12,7 @@ from .pubsub import ClusterListener
 
 
 class RedisClusterBackend(RedisBackend):
-    """As on one server. All keys of a lock are in one slot; the node that owns it grants, and wakes waiters."""
+    """As on one server. All keys of a lock are in one slot. The node that owns it grants the lock and wakes waiters."""
 
     options: ClassVar[Mapping[str, Any]] = {
         "socket_timeout": 2.0, "socket_connect_timeout": 2.0, "max_connections": 50, "failover_timeout": 30.0,

@@ -21,7 +21,7 @@ from .routing import Address, NodeBatch, NodeResult, RoutedRequest, SlotMap, ref
 
 
 class NodeClient(Client):
-    retries_after_pause = False  # a node that does not serve may have a successor, which the routed request finds
+    retries_after_pause = False  # the routed request looks for a successor of a node that does not serve
 
 
 class AsyncNodeClient(AsyncClient):
@@ -29,7 +29,7 @@ class AsyncNodeClient(AsyncClient):
 
 
 class NodeBreakers(dict[Address, ServerBreaker]):
-    """One for each node that is asked, shared by threads and all event loops."""
+    """A breaker for each node that is asked, shared by threads and all event loops."""
 
     def __init__(self, alias: str, location: Location, timeout: float, slots: SlotMap) -> None:
         self._alias, self._location, self._timeout, self._slots = alias, location, timeout, slots
@@ -39,7 +39,7 @@ class NodeBreakers(dict[Address, ServerBreaker]):
         return self.setdefault(node, ServerBreaker(self._alias, where, self._timeout, timing, failover_timeout))
 
     def drop_removed(self) -> None:
-        """Those of nodes that have left the Cluster."""
+        """Drop the breakers of nodes that have left the Cluster."""
         for node in list(self):
             if not self._slots.knows(node) and (breaker := self.pop(node, None)):
                 breaker.close()
@@ -66,7 +66,7 @@ class _ClusterClient:
         return RoutedRequest(commands, self._slots, attempts, latest, despite_outage=despite_outage)
 
     def _parts(self, node: Address) -> tuple[Location, int, float, Timing, ServerBreaker]:
-        """What the client of a node is made of."""
+        """The arguments for the client of a node."""
         timing, breaker = self._slots.timing, self._breakers[node]
         return self._location.at(*node), self._max_connections, self._timeout, timing, breaker
 
@@ -79,7 +79,7 @@ class ClusterClient(_ClusterClient):
     """For threads. ``send`` finds the nodes by the keys of the commands and asks all of them at once.
 
     Opens at most ``max_connections`` to each node. While a slot is between nodes, or its primary does not serve and
-    may be replaced, it goes on for as long as ``ServerAttempts`` says.
+    may be replaced, it tries for as long as ``ServerAttempts`` says.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ClusterClient(_ClusterClient):
         return drive(self._request(commands, deadline, queue_for, timeout, despite_outage).steps(), self)
 
     def nodes(self, known: object, *, despite_outage: bool = False) -> tuple[object, Sequence[Address]]:
-        """All primaries with keys; none if the owners of slots are the ``known`` ones."""
+        """All primaries with keys; none if the owners of slots are still the ``known`` ones."""
         self.refresh(despite_outage=despite_outage)
         return self._further(known)
 
@@ -114,7 +114,7 @@ class ClusterClient(_ClusterClient):
         if failure := drive(refresh(self._slots, self._timeout, despite_outage=despite_outage), self):
             raise failure
 
-    # What the steps of a request call
+    # The steps of a request call these
 
     def pause(self, seconds: float) -> None:
         sleep(seconds)
@@ -127,7 +127,7 @@ class ClusterClient(_ClusterClient):
         def send(number: int) -> None:
             results[number] = self._send_batch(batches[number])
 
-        # A node that hangs must not delay what is meant for the others, so each is read in a thread.
+        # A node that hangs must not delay the other batches, so a thread reads each node.
         others = [start_thread(f"distlock-node-{batch.node}", send, n) for n, batch in enumerate(batches[1:], 1)]
         for number, thread in enumerate([None, *others]):
             if thread is None:
@@ -150,7 +150,7 @@ class ClusterClient(_ClusterClient):
         return client
 
     def _close_removed(self) -> None:
-        """Of nodes that have left the Cluster."""
+        """Close the clients of nodes that have left the Cluster."""
         self._breakers.drop_removed()
         for node in list(self._clients):
             if not self._slots.knows(node) and (client := self._clients.pop(node, None)):
@@ -231,7 +231,7 @@ class AsyncClusterClient(_ClusterClient):
                 await client.aclose()
 
     async def aclose(self) -> None:
-        """The loop ends. What is still sent by others that end with it goes over connections of its own."""
+        """The loop ends. Tasks that end with it and still send something use new connections."""
         self._is_closed = True
         for client in list(self._clients.values()):
             await client.aclose()

@@ -53,7 +53,7 @@ def _read_remap(backend: BaseLockBackend) -> Remap | None:
 
 
 def _read_seeds(backend: BaseLockBackend, own: Mapping[str, Any]) -> tuple[Location, list[Address]]:
-    """The location of any node, and the addresses of some, which know the others."""
+    """The location of any node, and the addresses of some nodes, which know the others."""
     setting, given = backend.setting("LOCATION"), backend.settings.get("LOCATION", "redis://127.0.0.1:6379/0")
     several = list(given) if isinstance(given, list | tuple) else [given]
     if not several:

@@ -89,7 +89,7 @@ def _in_cluster(finding: CheckResult) -> CheckResult:
 
 
 def _message(messages: Mapping[Address, str], nodes: Sequence[Address]) -> str:
-    """Each message with its nodes; once, where it is the same for all primaries."""
+    """Each message with its nodes; only once if it is the same for all primaries."""
     different = set(messages.values())
     if len(messages) == len(nodes) and len(different) == 1:
         return f"All {len(nodes)} primaries: {different.pop()}"

@@ -1,7 +1,7 @@
 """How waiters wake in a Cluster: one subscription per primary with waiters, to the inboxes of all its shards.
 
-A message of sharded pub/sub is published at the primary that owns the slot of its channel, and counts the
-subscribers there. A lock and the inbox of its waiters are in one slot, so a hand-off tells whether it was heard.
+With sharded pub/sub, a message is published at the primary that owns the slot of its channel, and its reply counts the
+subscribers there. A lock and the inbox of its waiters are in one slot, so a hand-off knows whether it was heard.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class ClusterListener:
             await event.await_set(seconds)
 
     def _starts(self, name: str, timeout: float) -> Iterator[tuple[WakeEvent, float]]:
-        """Until the subscription stands: what to wait for, and for how long."""
+        """Until the subscription is ready: what to wait for, and for how long."""
         deadline = clock() + timeout
         while not self.hears(name):
             if (node := self._find(name)) is None:
                 raise ClusterDownError(f"no primary serves the slot of lock {name!r}")
             with node.starter() as event:
                 if node.is_ready and not self.hears(name):
-                    node.begin_anew()  # the slot came to it meanwhile
-                yield event, min(self.timing.listener_nap, deadline - clock())  # and may come to another one
+                    node.begin_anew()  # the slot came to this node meanwhile
+                yield event, min(self.timing.listener_nap, deadline - clock())  # it may come to another node
             if not self.hears(name):
                 node.raise_failure(deadline, timeout)
 
@@ -144,14 +144,14 @@ class ClusterListener:
         return node
 
     def _forget(self) -> None:
-        """Nodes that have left the Cluster."""
+        """Forget nodes that have left the Cluster."""
         for address in list(self._nodes):
             if not self.slots.knows(address) and (node := self._nodes.pop(address, None)):
                 node.stop()
 
 
 class NodeListener(RedisListener):
-    """At one primary."""
+    """The subscription at one primary."""
 
     in_cluster = True
 
@@ -162,11 +162,11 @@ class NodeListener(RedisListener):
         super().__init__(location, str, self._hand_back_owned, name, cluster.timing, cluster.waiters)
 
     def begin_anew(self) -> None:
-        """Subscribe again, to what this node owns now."""
+        """Subscribe again, to the channels that this node owns now."""
         self._resubscribe = True
 
     def _hand_back_owned(self, token: str, key: str) -> None:
-        """A former primary goes on to deliver what its successor publishes; the listener there heard it, too."""
+        """A former primary still delivers what its successor publishes. The listener at the successor hears it, too."""
         if self._cluster.owns(self._address, key):
             self._cluster.hand_back(token, key)
 
@@ -181,13 +181,13 @@ class NodeListener(RedisListener):
         """Another node may have succeeded this one."""
         try:
             self._cluster.client.refresh()
-        except Exception as unknown:  # the thread is to live on
+        except Exception as unknown:  # the thread must continue
             about = about_event("successor-unknown", alias=self._name)
             logger.debug("Who succeeds %s is not known: %s", self._address, unknown, extra=about)
         self._wanted_channels()
 
     def _wanted_channels(self) -> list[str]:
-        """The inboxes to subscribe to. Raises ConnectionError where there are none, and ends the thread."""
+        """The inboxes to subscribe to. If there are none, it raises ConnectionError, and ends the thread."""
         channels = self._cluster.channels_at(self._address)
         if not channels:
             self.stop()
@@ -207,7 +207,7 @@ class NodeListener(RedisListener):
         self._mark_ready()
 
     def _acknowledged(self, connection: Any, wanted: list[str]) -> ResponseError | None:
-        """Read as many answers as channels were wanted; what is published meanwhile stands between them."""
+        """Read as many answers as there are wanted channels. Published messages may come between them."""
         heard, refused, awaited = set(), None, len(wanted)
         while awaited:
             try:
@@ -218,7 +218,7 @@ class NodeListener(RedisListener):
                 self._cluster.slots.moved(error.slot_id, owner)
                 awaited -= 1
             except (AskError, ClusterDownError):
-                awaited -= 1  # who waits for that inbox subscribes again
+                awaited -= 1  # the waiter for that inbox subscribes again
             except ResponseError as error:
                 refused = error
                 awaited -= 1

@@ -48,34 +48,34 @@ class Address(NamedTuple):
 
 
 class SlotMap:
-    """Shared by all connections of a backend. It may be out of date: then a node answers MOVED.
+    """The nodes that own slots, for all connections of a backend. If it is out of date, a node answers MOVED.
 
-    ``owners`` is replaced, never changed, so that its identity shows whether there was an update.
+    ``owners`` is replaced, never changed, so its identity shows whether there was an update.
     """
 
     def __init__(
         self, wanted: Iterable[int], seeds: Sequence[Address], timing: Timing, remap: Remap | None = None
     ) -> None:
-        """``remap``: from the address that a node announces to the one at which it is reached from here."""
+        """``remap``: from the address that a node announces to the address at which this process reaches it."""
         self.timing = timing
         self._remap = remap
         self._wanted = sorted(wanted)
         self._seeds = seeds
         self._nodes: tuple[Address, ...] = ()
         self._named_at: dict[Address, float] = {}  # when a redirection last named a node
-        self.unresponsive: set[Address] = set()  # did not answer when last asked: the others are asked before them
+        self.unresponsive: set[Address] = set()  # did not answer when last asked, so other nodes are asked first
         self.owners: Mapping[int, Address] = {}
         self.updated_at = 0.0
         self.refresh_began_at = self.refresh_ended_at = 0.0
 
     @property
     def primaries(self) -> list[Address]:
-        """Those that own slots in which keys of ours can be."""
+        """The nodes that own slots in which keys of ours can be."""
         return sorted(set(self.owners.values()))
 
     @property
     def unowned(self) -> int:
-        """How many of the slots in which keys of ours can be have no owner."""
+        """The number of slots without an owner, among those in which keys of ours can be."""
         return len(self._wanted) - len(self.owners)
 
     @property
@@ -86,14 +86,14 @@ class SlotMap:
         self.owners = {**self.owners, slot: owner}
 
     def nodes_to_ask(self) -> list[Address]:
-        """For the slots of all nodes: in random order, because one node may be cut off from the others."""
+        """Nodes to ask for the slots of all nodes; in random order, because one may be cut off from the others."""
         nodes = [*dict.fromkeys((*self._nodes, *self._named()))]
         known = random.sample(nodes, len(nodes))
         known += [seed for seed in self._seeds if seed not in nodes]
         return sorted(known, key=self.unresponsive.__contains__)
 
     def update(self, reply: Sequence[Any], asked: Address) -> bool:
-        """By the reply to CLUSTER SLOTS. False if it has no slots: that node is in no Cluster."""
+        """Update from the reply to CLUSTER SLOTS. False if it has no slots: that node is in no Cluster."""
         owners: dict[int, Address] = {}
         nodes: dict[Address, None] = {}
         for first, last, *replicated in reply:
@@ -103,13 +103,13 @@ class SlotMap:
                 owners[slot] = shard[0]
         if nodes:
             self._nodes, self.updated_at = tuple(nodes), clock()
-            self.unresponsive.intersection_update({*nodes, *self._seeds})  # others have left
+            self.unresponsive.intersection_update({*nodes, *self._seeds})  # the others have left the Cluster
             if owners != self.owners:
                 self.owners = owners
         return bool(nodes)
 
     def follow(self, to: AskError, asked: Address) -> Address | None:
-        """The node that a redirection names, and that is known from now on. None: only CLUSTER SLOTS can name it."""
+        """The node that a redirection names; it is known from now on. None: only CLUSTER SLOTS can name it."""
         if to.host == NAMELESS:
             return None
         node = self._address(to.host, to.port, asked)
@@ -117,17 +117,17 @@ class SlotMap:
         return node
 
     def _address(self, host: bytes | str | None, port: int, asked: Address) -> Address:
-        """The one that a node announces; without a host: that of the node itself."""
+        """The address that a node announces. If it has no host: with the host of the node that was asked."""
         name = host.decode() if isinstance(host, bytes) else host or ""
         address = Address(asked.host if name in UNKNOWN_HOSTS else name, port)
         return Address(*self._remap((address.host, address.port))) if self._remap else address
 
     def knows(self, address: Address) -> bool:
-        """Else it has left. CLUSTER SLOTS does not name a node that is only given its first slot."""
+        """False: the node has left the Cluster. CLUSTER SLOTS does not name a node before it has its first slot."""
         return address in self._nodes or address in self._seeds or address in self._named()
 
     def _named(self) -> Sequence[Address]:
-        """By redirections, lately."""
+        """Nodes that redirections named lately."""
         for node, named_at in list(self._named_at.items()):
             if clock() - named_at >= self.timing.idle_kept:
                 self._named_at.pop(node, None)
@@ -135,7 +135,7 @@ class SlotMap:
 
 
 def _host(node: Sequence[Any]) -> bytes | None:
-    """Where a preferred hostname is not known yet, the metadata has the IP address."""
+    """The host of a node. If its preferred hostname is not known yet, the metadata has the IP address."""
     metadata = node[3] if len(node) > 3 else ()
     about = metadata if isinstance(metadata, Mapping) else dict(zip(metadata[::2], metadata[1::2], strict=False))
     host: bytes | None = about.get(b"ip") if node[0] == NAMELESS.encode() and b"ip" in about else node[0]
@@ -145,7 +145,7 @@ def _host(node: Sequence[Any]) -> bytes | None:
 ASKING = Command(pack("ASKING"))
 CLUSTER_SLOTS = Command(pack("CLUSTER", "SLOTS"))
 
-LEAST_ASKED = 3  # nodes that are asked for their slots, even if the time passes with the first, which hang
+LEAST_ASKED = 3  # nodes that are asked for slots, even if the first ones hang and the time passes
 
 # Errors of connections that say nothing about the node
 REFUSED = (AuthenticationError, MaxConnectionsError, NoCredentials)
@@ -154,7 +154,7 @@ NodeResult = Reply | Exception
 
 
 class NodeBatch(NamedTuple):
-    """The commands for one node, which are sent together; ``numbers``: which of all commands they are.
+    """The commands for one node, which are sent together. ``numbers``: their numbers among all commands.
 
     ``timeout``: seconds for their replies; ``queue_deadline``: see ``ServerAttempts``.
     """
@@ -173,7 +173,7 @@ class NodeBatch(NamedTuple):
         return {"timeout": self.timeout, "queue_for": queue_for, "despite_outage": self.despite_outage}
 
     def values(self, reply: Reply) -> list[Any]:
-        """Without those to ASKING."""
+        """The replies, without those to ASKING."""
         pairs = zip(self.commands, reply.values, strict=True)
         return [value for command, value in pairs if command is not ASKING]
 
@@ -184,9 +184,9 @@ slot_of_key = lru_cache(maxsize=1024)(slot_of)
 class RoutedRequest:
     """Sends commands to the nodes that own their keys, until each is answered or the time is over.
 
-    A node that redirects a command did not execute it. One that did not answer may have: then the answer is in doubt,
-    or InDoubt is raised, as by a ``Client``. Where several nodes were asked and only some of them failed, their errors
-    stand among the replies.
+    A node that redirects a command did not execute it. A node that did not answer may have executed it; then the answer
+    is in doubt, or InDoubt is raised, as by a ``Client``. If several nodes were asked and only some of them failed,
+    their errors are among the replies.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class RoutedRequest:
         *,
         despite_outage: bool = False,
     ) -> None:
-        """For a connection to a node that answers others it waits until ``queue_deadline``; that time is extra."""
+        """``queue_deadline``: until then it waits for a connection to a node that answers others, in extra time."""
         self._commands = commands
         self._slots, self._timing = slots, slots.timing
         self._attempts, self._queue_deadline, self._despite_outage = attempts, queue_deadline, despite_outage
@@ -210,7 +210,7 @@ class RoutedRequest:
         self._is_by_next_owner = False  # of the last attempt
 
     def steps(self) -> Steps[Reply]:
-        """Calls ``send_batches`` and ``pause`` of a client."""
+        """Yields calls of ``send_batches`` and ``pause`` of a client."""
         timing, pending, is_first = self._timing, list(range(len(self._commands))), True
         shortest, longest = 2 * timing.slot_pause_shortest, timing.slot_pause_longest
         backoff = Backoff(inf, shortest, longest, is_random=False)
@@ -236,9 +236,9 @@ class RoutedRequest:
             is_first = False
 
     def _refresh(self, since: float) -> Steps[Exception | None]:
-        """The slot map, unless it was updated since then. One caller asks; others wait for its result."""
+        """Refresh the slot map, unless it was updated since then. One caller asks; the others wait for the result."""
         pause = self._timing.slot_pause_shortest
-        # Not by a clock: a busy event loop would leave no time for the others.
+        # Counted, not by a clock: a busy event loop would leave no time for the other tasks.
         for _ in range(ceil(_share(self._next_timeout(), self._timing) / pause)):
             if not self._slots.is_being_refreshed:
                 break
@@ -249,7 +249,7 @@ class RoutedRequest:
         return (yield from refresh(self._slots, timeout, queue_deadline, despite_outage=self._despite_outage))
 
     def _goes_to_an_unresponsive_node(self) -> bool:
-        """It may have a successor. After an attempt at a node that hangs, no time is left to find it."""
+        """Such a node may have a successor. After an attempt at a node that hangs, no time is left to find it."""
         owners = (self._slots.owners.get(slot_of_key(command.key)) for command in self._commands)
         return any(owner in self._slots.unresponsive for owner in owners)
 
@@ -304,7 +304,7 @@ class RoutedRequest:
     def _is_to_repeat(self, number: int) -> bool:
         reply = self._replies[number]
         if isinstance(reply, BreakerOpen):
-            return False  # it was known before, so the others were asked first whether the node has a successor
+            return False  # known before, so other nodes were asked for its successor first
         is_open = isinstance(reply, Exception) and is_transient(reply, in_cluster=True)
         return is_open and self._commands[number].node is None
 
@@ -326,7 +326,7 @@ class RoutedRequest:
 def refresh(
     slots: SlotMap, timeout: float, queue_deadline: float = NOT_WAITING, *, despite_outage: bool = False
 ) -> Steps[Exception | None]:
-    """Update the slot map by the first node that answers. Returns an error if none does."""
+    """Update the slot map from the first node that answers. Returns an error if none does."""
     slots.refresh_began_at = clock()
     try:
         return (yield from _ask_in_turn(slots, timeout, queue_deadline, despite_outage))
@@ -361,7 +361,7 @@ def _ask_in_turn(
 
 
 def _share(timeout: float, timing: Timing) -> float:
-    """Seconds for one node, of the time for a refresh."""
+    """The share of one node in the time for a refresh, in seconds."""
     return min(timing.slots_answer, timeout / LEAST_ASKED)
 
 

@@ -1,14 +1,14 @@
 -- Grant several free locks in their first slots, or none of them. Safe to repeat with the same tokens.
--- What stands between "for each lock" and "end of each lock" is there as often as there are locks, each time with the next
--- five keys and three arguments: a proxy of a managed service has to read which keys a script names.
+-- The part between "for each lock" and "end of each lock" is repeated for each lock, with the next five keys and three
+-- arguments, because a proxy of a managed service must read which keys a script names.
 -- KEYS  of each lock: see lock.lua
 -- ARGV  of each lock: 1 token (26 bytes)  2 holder  3 ttl in ms
--- reply fencing numbers | 0 one of them is not free, or others wait for it; then nothing was written
+-- reply fencing numbers | 0 a lock is not free, or others wait for it; then nothing was written
 
 -- include lock.lua
 
 local fences = {} -- of the leases, by token
-local last = {} -- number, by the key of its counter: several locks may have one
+local last = {} -- number, by the key of its counter, which several locks may share
 
 -- for each lock
 do

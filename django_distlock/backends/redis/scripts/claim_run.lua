@@ -1,11 +1,13 @@
 -- Move the stamp of a beat entry unless another beat has moved it. Safe to repeat with the same token.
 -- KEYS  1 stamp: "1 ", the format, and [at, token, next_at, host] in JSON, times in seconds of Unix time
---       2 there while the stamp is so new that older beats may know better: nobody is given the run
--- ARGV  1 when the caller saw it run  2 when it runs now (not later than 1 = only tell)  3 token of this claim
+--       2 exists while the stamp is so new that older beats may know better: then nobody is given the run
+-- ARGV  1 when the entry last ran, as the caller knows  2 when it runs now (not later than 1 = only tell the store 1)
+--       3 token of this claim
 --       4 stamp to keep if there is none  5 stamp of this run  6 ttl in ms  7 ms for which KEYS 2 is kept
 --       8 seconds that 2 may be ahead of the clock here
--- reply nil moved (or moved already by this token) | the stamp that stands: a newer one, or none may be moved yet
---       | error NEWER: what stands has a larger format | -1 it is no stamp, or one more than a day from now | ms that 2 is ahead of the clock, if too many
+-- reply nil moved (or moved already by this token) | the stamp that stands: it is newer, or may not be moved yet
+--       | error NEWER: the stamp has a larger format | -1 it is not a stamp, or its time is more than a day from now
+--       | ms that 2 is ahead of the clock, if too many
 local seen, now = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local clock = time[1] + time[2] / 1000000

@@ -1,5 +1,5 @@
--- Whether scripts are told who receives a message here. Behind some proxies the number means nothing.
--- KEYS  1 lease: for its node alone
+-- Shows whether scripts learn who receives a message. Behind some proxies the number means nothing.
+-- KEYS  1 lease: only to choose its node
 -- ARGV  1 inbox of a process that listens: "S" or "P" (sharded or plain pub/sub) and a channel
 -- reply {receivers at that inbox, receivers at one that nobody has}
 local function publish(inbox)

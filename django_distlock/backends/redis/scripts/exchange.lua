@@ -1,9 +1,9 @@
--- Put a lease in the place of another one, into its slot. Safe to repeat.
+-- End a lease, and put another one into its slot. Safe to repeat.
 -- KEYS, leases and entries: see lock.lua
 -- ARGV  1 token of the new lease  2 its holder  3 its ttl in ms  4 token of the lease that ends
---       5 ms for which that one is retired, because a command that carries it may still arrive (0 = none can)
--- reply fencing number | {fencing number, slot} as of acquire.lua
---       | 0 nothing was exchanged: an ordinary attempt tells why, or is granted what a repeat of this was granted
+--       5 ms for which the token in 4 is retired, because a command that carries it may still arrive (0 = none can)
+-- reply fencing number | {fencing number, slot}: as in acquire.lua
+--       | 0 nothing was exchanged: an ordinary attempt finds out why, or repeats the grant of an earlier exchange
 --       | errors NEWER and UNREADABLE: see acquire.lua
 
 -- include lock.lua

@@ -1,4 +1,4 @@
--- Let a lease last; never shortens it, because a late duplicate of this command must not.
+-- Extend a lease, but never shorten it, because a duplicate of this command may come late.
 -- KEYS  1 lease
 -- ARGV  1 token  2 ttl in ms
 -- reply 1 renewed | 0 the token does not hold the lock | error NEWER: the lease has a larger format

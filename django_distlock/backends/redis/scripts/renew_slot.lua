@@ -1,10 +1,10 @@
--- Let a lease in another slot than the first last; never shortens it. As renew.lua does for the first slot.
+-- Extend a lease in another slot than the first, but never shorten it, as renew.lua does for the first slot.
 -- KEYS  1 leases in the other slots (zset: by their end)
 -- ARGV  1 token  2 ttl in ms
 -- reply 1 renewed | 0 the token does not hold the lock | error NEWER: the lease has a larger format
 -- Leases: see lock.lua
 local mine, found = '1 ' .. ARGV[1] .. ' h', redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
-local is_newer = false -- any of the others, which are not in the way of its own
+local is_newer = false -- whether any of the others is; they do not matter if its own lease is found
 for i = 1, #found, 2 do
   local value, ends = found[i], tonumber(found[i + 1])
   if string.sub(value, 1, 30) == mine then

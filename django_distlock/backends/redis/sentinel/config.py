@@ -1,4 +1,4 @@
-"""From the settings of an entry to where its server is: one server, or a master that sentinels watch."""
+"""From the settings of an entry to the location of its server: one server, or a master that sentinels watch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _refuse_without_sentinels(backend: BaseLockBackend) -> None:
 
 
 def _master(backend: BaseLockBackend, location: object) -> tuple[str, dict[str, Any], bool]:
-    """Name of the service, arguments for connections to its master, whether they use TLS."""
+    """The name of the service, the arguments of connections to its master, and whether they use TLS."""
     service = backend.option["service_name"]
     if service is not None and not (isinstance(service, str) and service):
         raise InvalidLockBackend(
@@ -124,7 +124,7 @@ def _sentinels(backend: BaseLockBackend) -> list[Location]:
         options = {**options, "credential_provider": read_provider(provider, whose)}
     try:
         return [_sentinel({**options, "host": host, "port": port}) for host, port in addresses]
-    except TypeError as error:  # names an argument that no connection has
+    except TypeError as error:  # its text names the unknown argument
         raise InvalidLockBackend(f"{where}['sentinel_kwargs'] has an unknown keyword: {error}.") from None
 
 

@@ -22,10 +22,10 @@ _ROLE = pack("ROLE")
 
 
 class _MasterConnection:
-    """Of no use any more when a sentinel has named another master, and its replies are not believed then."""
+    """When a sentinel has named another master, it is of no use any more, and its replies do not count."""
 
     sentinels: Sentinels
-    master: Master | None = None  # None: it is being made
+    master: Master | None = None  # None: the connection is being opened
 
     def send_packed_command(self, *args: Any, **options: Any) -> Any:
         self._check_before_sending()
@@ -59,7 +59,7 @@ class _ThreadMasterConnection(_MasterConnection):
         return replies
 
     def receive(self, timeout: float) -> Any:
-        """Also what only waits for messages has to notice that the master has moved."""
+        """A connection that only waits for messages must also notice that the master has moved."""
         self._check_master()
         message = super().receive(timeout)  # type: ignore[misc]
         self._check_master()
@@ -166,7 +166,7 @@ class MasterLocation(Location):
 
     @property
     def _default_timeout(self) -> float:
-        """Seconds to find the master, and to be let in there."""
+        """Seconds to find the master, and to log in there."""
         return float(self.arguments["socket_connect_timeout"] + self.arguments["socket_timeout"])
 
     def _mark(self, connection: _MasterConnection, master: Master, role: list[Any]) -> None:

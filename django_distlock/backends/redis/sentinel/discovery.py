@@ -1,4 +1,4 @@
-"""Which server is the master: asked of the sentinels of a service when a connection opens, and once a second."""
+"""Finds the master: asks the sentinels of a service when a connection opens, and once a second."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ logger = logging.getLogger("django_distlock")
 
 
 class Master(NamedTuple):
-    """``epoch`` grows with every failover: a sentinel that was cut off has a smaller one.
+    """``epoch`` grows with every failover; a sentinel that was cut off has a smaller one.
 
-    ``is_reset``: most sentinels have a smaller one, because they were set up anew.
+    ``is_reset``: most sentinels have a smaller epoch, because they were set up anew.
     """
 
     host: str
@@ -49,16 +49,16 @@ class Master(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search found that lasted ``timeout`` seconds at most."""
+    """The result of a search that lasted at most ``timeout`` seconds."""
 
     result: Master | ConnectionError
     at: float
     timeout: float
 
     def is_valid_for(self, timeout: float, kept: float) -> bool:
-        """Whether it stands for a search of that timeout, too; ``kept``: seconds for which it does.
+        """Whether it also counts for a search with that timeout; ``kept``: seconds for which it does.
 
-        That no sentinel answered holds for others who would not wait much longer.
+        "No sentinel answered" counts for others that would not wait much longer.
         """
         is_enough = timeout < 2 * self.timeout or isinstance(self.result, Master | NoMaster)
         return is_enough and clock() - self.at < kept
@@ -69,19 +69,19 @@ class SearchResult(NamedTuple):
         return self.result
 
 
-SentinelReply = list[Any] | Exception  # to both questions
+SentinelReply = list[Any] | Exception  # the replies to both questions
 
 
 class SentinelClient:
-    """Asks a sentinel about a service, for threads and tasks; and waits for a search of others."""
+    """Asks a sentinel about a service, for threads and tasks; also waits for a search of others."""
 
     def __init__(self, service: str) -> None:
-        # The first knows a new master earlier, the second has its state and epoch.
+        # The first reply knows a new master earlier, the second one has its state and epoch.
         questions = ("GET-MASTER-ADDR-BY-NAME", "MASTER")
         self._packed = b"".join(pack("SENTINEL", question, service) for question in questions)
 
     def ask(self, sentinel: Location, timeout: float) -> SentinelReply:
-        """Over a connection of its own."""
+        """Over a new connection."""
         connection, deadline = None, clock() + timeout
         try:
             connection = sentinel.connected(timeout=timeout)
@@ -132,10 +132,10 @@ class SentinelClient:
 
 
 class Sentinels:
-    """The sentinels of one service. One that was of no help is asked last the next time.
+    """The sentinels of one service. A sentinel that was of no help is asked last the next time.
 
-    ``master``: where connections lead, the last server that a sentinel named. Connections to another one are closed
-    when they are used next. None while there are no commands: then the sentinels are not asked either.
+    ``master``: the last server that a sentinel named, to which connections lead. Connections to another server are
+    closed when they are used next. None while there are no commands; then nobody asks the sentinels either.
     """
 
     def __init__(self, service: str, locations: Sequence[Location], timing: Timing) -> None:
@@ -154,11 +154,11 @@ class Sentinels:
         self._named_by: Location | None = None
         self._last_search: SearchResult | None = None
         self._searcher: WakeEvent | None = None  # of the thread or task that asks
-        self._waiting: list[WakeEvent] = []  # of those who share what it finds
+        self._waiting: list[WakeEvent] = []  # of others that share the result
         self._guard = threading.RLock()  # a signal handler may ask while this very thread is inside
         self._connections: dict[str, Any] = {}  # of the poller, to sentinels
         self._poll_order = deque(self.locations)
-        self._polled: dict[str, Master | None] = {}  # what each sentinel named when it was polled last; None: nothing
+        self._polled: dict[str, Master | None] = {}  # the master that each sentinel last named; None: none
 
     def find(self, timeout: float) -> Master:
         """The master that the sentinels name."""
@@ -168,7 +168,7 @@ class Sentinels:
         return await adrive(self._shared_search(timeout), self._client)
 
     def confirm(self, master: Master) -> Master:
-        """The server itself says that it is the master. Returns what to mark connections to it with.
+        """The server itself says that it is the master. Returns the mark for connections to it.
 
         Raises NoMaster if a later failover became known meanwhile.
         """
@@ -183,7 +183,7 @@ class Sentinels:
         return confirmed
 
     def report_failure(self) -> None:
-        """The server that was named is of no use: another sentinel is asked first the next time."""
+        """The server that was named is of no use: ask another sentinel first the next time."""
         if self._named_by is not None:
             self._ask_last(self._named_by)
 
@@ -193,7 +193,7 @@ class Sentinels:
             self._poller.nudge()
 
     def _shared_search(self, timeout: float) -> Steps[Master]:
-        """A search that others share who come meanwhile. Makes the calls of ``SentinelClient``."""
+        """A search, which callers that come meanwhile share. Yields calls of ``SentinelClient``."""
         timeout = min(timeout, sum(map(_timeout_of, self.locations)))
         deadline, event, is_late = clock() + timeout, WakeEvent(), False
         while True:
@@ -226,7 +226,7 @@ class Sentinels:
         order = list(self._order)
         for number, sentinel in enumerate(order, 1):
             left = deadline - clock()
-            share = left / 2 if number < len(order) else left  # most often the first one answers
+            share = left / 2 if number < len(order) else left  # usually the first one answers
             timeout = max(0.01, min(_timeout_of(sentinel), share))
             named = self._named_in(sentinel, (yield Call("ask", (sentinel, timeout))))
             if isinstance(named, Exception):
@@ -243,7 +243,7 @@ class Sentinels:
         raise _most_telling(problems)
 
     def _named_in(self, sentinel: Location, reply: SentinelReply) -> Master | Exception:
-        """The master that the reply names, or why it names none."""
+        """The master that the reply names, or the reason why it names none."""
         if isinstance(reply, AuthenticationError | NoPermissionError):
             return SentinelRefusal(f"{sentinel.text}: {reply}")
         if isinstance(reply, Exception):
@@ -257,7 +257,7 @@ class Sentinels:
         if address is None or isinstance(described, ResponseError):
             return UnknownService(f"{sentinel.text} watches no master {self.service!r}")
         about = dict(zip(described[::2], described[1::2], strict=True))
-        is_described = [about[b"ip"], about[b"port"]] == address  # else a failover is about to end
+        is_described = [about[b"ip"], about[b"port"]] == address  # otherwise a failover is about to end
         if is_described and {b"s_down", b"o_down"} & set(about[b"flags"].split(b",")):
             return NoMaster(f"{sentinel.text}: the master {address[0].decode()}:{int(address[1])} is down")
         return Master(address[0].decode(), int(address[1]), int(about[b"config-epoch"]))
@@ -279,7 +279,7 @@ class Sentinels:
     # In the thread of the poller
 
     def _poll(self) -> float | None:
-        """Ask one after the other, so that one which is cut off together with an old master hides no failover."""
+        """Ask the sentinels in turn, so that one which is cut off together with an old master hides no failover."""
         with self._guard:
             if is_unused := clock() - self.used_at > self._timing.sentinel_idle:
                 self.master = None
@@ -308,7 +308,7 @@ class Sentinels:
         return clock() + self._timing.sentinel_interval
 
     def _were_reset(self) -> bool:
-        """Whether all were polled, most named the same other server and none this one. Epochs begin at 0 then."""
+        """Whether all were polled, most named the same other server, and none this one. Then epochs begin at 0."""
         addresses = [named[:2] for named in self._polled.values() if named]
         return (
             len(self._polled) == len(self.locations)
@@ -320,9 +320,9 @@ class Sentinels:
 
 
 def _most_telling(problems: Sequence[Exception]) -> ConnectionError:
-    """The error when no sentinel names a master: the word of one that answers counts more than silence.
+    """The error if no sentinel names a master. An answer counts more than silence.
 
-    But one that knows no such master may have lost its memory. It is believed unless at least as many are silent.
+    But a sentinel that knows no such master may have lost its memory: it counts only if fewer sentinels are silent.
     """
     kinds: list[type[ConnectionError]] = [NoMaster, SentinelRefusal, UnknownService, NoSentinel]
     unknown, silent = (sum(isinstance(one, kind) for one in problems) for kind in (UnknownService, NoSentinel))
@@ -331,10 +331,10 @@ def _most_telling(problems: Sequence[Exception]) -> ConnectionError:
     kind = next(kind for kind in kinds if any(isinstance(problem, kind) for problem in problems))
     error = kind("; ".join(map(str, problems)))
     if not any(map(is_transient, problems)):
-        error.__cause__ = problems[0]  # shows that it is final, too
+        error.__cause__ = problems[0]  # so that it is final as well
     return error
 
 
 def _timeout_of(sentinel: Location) -> float:
-    """Seconds that it has for its answer, and for a connection."""
+    """Seconds for its answer, and for a connection."""
     return float(max(sentinel.arguments["socket_timeout"], sentinel.arguments["socket_connect_timeout"]))

@@ -1,14 +1,14 @@
 -- Take the lock on this node, or say who has it. Safe to repeat with the same token.
 -- KEYS  1 lease  2 retired tokens (zset: token by its end)  3 last fencing number
 -- ARGV  1 token (26 bytes)  2 ttl in ms  3 holder  4 proposed fencing number
---       5 mode  new: a number above all that this node knows, the proposed one if it can be
---               keep: exactly this number, which a majority was or will be told
+--       5 mode  new: a number above all that this node knows; the proposed one, if it is
+--               keep: exactly this number, which a majority has or will get
 -- reply fencing number: granted for the ttl | -1 this token was retired | {ms the lease has left, lease} taken
 --       | error NEWER: the lease has a larger format
 -- A lease is "1 token state number holder": 1 is the format, a number is 16 digits.
 local token, ttl, proposed, keep = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5] == 'keep'
 
--- What others wrote there counts for nothing, and so does a number that doubles do not tell from the next one.
+-- What something else wrote counts as 0, and so does a number that doubles do not distinguish from the next one.
 local function counted(value)
   local number = string.match(value or '', '^%d+$') and tonumber(value)
   return number and number < 2^53 and number or 0

@@ -1,4 +1,4 @@
--- Let a lease last on this node; never shortens it, because a late duplicate of this command must not.
+-- Extend a lease on this node, but never shorten it, because a duplicate of this command may come late.
 -- KEYS  1 lease
 -- ARGV  1 token  2 ttl in ms
 -- reply its fencing number (16 digits) | 0 the token does not hold the lock here | error NEWER: the lease has a larger format
