@@ -123,7 +123,7 @@ class Adoption:
     """Checks what must be true of a lease before this process may continue with it. Undone if a check fails."""
 
     def __init__(self, text: str) -> None:
-        from .detached import Detached  # which few processes need
+        from .detached import Detached  # few processes need it
 
         self._detached = detached = Detached.from_text(text)
         service = locks.service(detached.using)

@@ -1,1 +1,1 @@
-"""What several stores share."""
+"""Parts that several stores share."""

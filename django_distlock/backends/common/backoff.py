@@ -1,4 +1,4 @@
-"""Repeat what failed until a deadline, with a growing pause before each new attempt."""
+"""Repeat a failed attempt until a deadline, with a growing pause before each new attempt."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ R = TypeVar("R")
 class Backoff:
     """The pauses between attempts.
 
-    ``deadline``: on ``clock()``. ``shortest``, ``longest``: seconds that the first pause, and any pause, takes at most.
-    Between 0 and that the length is random, so that those who collided do not do so again; if not ``is_random``, each
-    pause is as long as that.
+    ``deadline``: on ``clock()``. ``shortest``, ``longest``: the most seconds of the first pause, and of any pause. A
+    pause has a random length between 0 and its most seconds, so that callers which collided do not collide again. If
+    not ``is_random``, each pause lasts its most seconds.
     """
 
     def __init__(self, deadline: float, shortest: float, longest: float, *, is_random: bool = True) -> None:
-        self.attempts = 0  # that failed
+        self.attempts = 0  # failed ones
         self.deadline = deadline
         self._limit = shortest
         self._longest = longest

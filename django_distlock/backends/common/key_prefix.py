@@ -1,4 +1,4 @@
-"""``KEY_PREFIX`` as a callable, which says whose locks the caller asks for: those of a tenant, of a region."""
+"""``KEY_PREFIX`` as a callable: it answers whose locks the caller means, for example those of a tenant."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from django.utils.module_loading import import_string
 from ...exceptions import InvalidLockBackend
 
 LONGEST_PREFIX = 100  # bytes
-SHARED = "lock"  # the prefix of what is nobody's: runs of beat, inboxes, self-tests
+SHARED = "lock"  # the prefix of keys that belong to no tenant: runs of beat, inboxes, self-tests
 
 DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-# A colon ends it in the keys of all stores, so that no name under one prefix is that of a lock under another one.
+# A colon ends the prefix in the keys of all stores, so a name under one prefix is never a lock under another one.
 REFUSED = ":|{}"
 
 
 class AskedPrefix:
     """Answers which prefix the locks of the caller have.
 
-    ``setting``: how messages name KEY_PREFIX. ``end``: stands behind each answer. ``shared``: the prefix of what is
-    nobody's. What the function raises is its caller's. Raises InvalidLockBackend for an answer that can be no prefix.
+    ``setting``: how messages name KEY_PREFIX. ``end``: a text after each answer. ``shared``: the prefix of keys that
+    belong to no tenant. An error of the function reaches the caller. Raises InvalidLockBackend for an answer that
+    cannot be a prefix.
     """
 
     def __init__(self, setting: str, function: Callable[[], str], end: str = "") -> None:
@@ -41,16 +42,16 @@ class AskedPrefix:
         return isinstance(other, AskedPrefix) and (self._function, self._end) == (other._function, other._end)
 
     def __hash__(self) -> int:
-        return hash(self._end)  # not each callable has one
+        return hash(self._end)  # some callables have no hash
 
     def __repr__(self) -> str:
-        """The same in all processes: stores are put in order by it."""
+        """The same in all processes, because stores are sorted by it."""
         function = self._function
         return f"<AskedPrefix {getattr(function, '__qualname__', type(function).__qualname__)} {self._end}>"
 
     def _check(self, answer: str) -> str:
         prefix = f"{answer}{self._end}"
-        # What is printable can be written as UTF-8.
+        # A printable text can be written as UTF-8.
         fits = answer and prefix.isprintable() and len(prefix.encode()) <= LONGEST_PREFIX
         if not fits or set(prefix) & set(REFUSED):
             raise self._unusable(answer)
@@ -65,7 +66,7 @@ class AskedPrefix:
 
 
 class WithEnd(NamedTuple):
-    """A callable KEY_PREFIX, or its dotted path, and what stands behind each answer."""
+    """A callable KEY_PREFIX, or its dotted path, and the text after each answer."""
 
     given: object
     end: str
@@ -79,7 +80,7 @@ def with_end(given: object, end: str) -> object:
 
 
 def read_fixed_prefix(given: object, setting: str, where: str) -> str:
-    """A KEY_PREFIX that is no callable. ``where``: in what names begin with it. Raises InvalidLockBackend."""
+    """A KEY_PREFIX that is not a callable. ``where``: in which names it stands first. Raises InvalidLockBackend."""
     if not isinstance(given, str) or not given or len(given.encode()) > LONGEST_PREFIX:
         raise InvalidLockBackend(
             f"{setting} is {given!r:.200}. It is the text that names of locks begin with in {where}, of 1 to"
@@ -89,7 +90,7 @@ def read_fixed_prefix(given: object, setting: str, where: str) -> str:
 
 
 def read_asked_prefix(given: object, setting: str) -> AskedPrefix | None:
-    """None for a KEY_PREFIX that is neither a callable nor the dotted path of one. Raises InvalidLockBackend."""
+    """None if KEY_PREFIX is neither a callable nor the dotted path of one. Raises InvalidLockBackend."""
     given, end = given if isinstance(given, WithEnd) else (given, "")
     if isinstance(given, str) and _is_path(given):
         try:

@@ -1,4 +1,4 @@
-"""Objects that each event loop has for itself, such as connections, until the loop ends."""
+"""Objects of each event loop, such as connections, until the loop ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class EndsWithLoop(Protocol):
     ending: AsyncIterator[None]  # kept there, because the loop has only a weak reference to it
 
     async def aclose(self) -> None:
-        """Close what is open. Later calls, by others that end with the loop, leave nothing open."""
+        """Close what is open. Later calls, of tasks that end with the loop, must leave nothing open."""
 
 
 Own = TypeVar("Own", bound=EndsWithLoop)
@@ -34,7 +34,7 @@ class PerLoop(Generic[Own]):
         return self.known() or await self.make()
 
     def known(self) -> Own | None:
-        """The object of the running loop, if it is made."""
+        """The object of the running loop, if there is one."""
         return self._made.get(asyncio.get_running_loop())
 
     async def make(self) -> Own:
@@ -52,7 +52,7 @@ class PerLoop(Generic[Own]):
         return own
 
     async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, own: Own) -> AsyncIterator[None]:
-        """A loop that shuts down closes its asynchronous generators: the moment to close connections."""
+        """Closes connections when a loop that shuts down closes its asynchronous generators."""
         try:
             yield
         finally:

@@ -9,9 +9,9 @@ from weakref import ref
 
 
 class Permit:
-    """Taken out of a queue and put back into it; a permit that is dropped comes back by itself.
+    """Taken out of a queue and put back into it. A permit that is dropped comes back by itself.
 
-    A handler of a signal may raise between any two steps, also right after a permit was taken.
+    A signal handler may raise between any two steps, also right after a permit was taken.
     """
 
     __slots__ = ("_queue",)
@@ -41,14 +41,14 @@ class TaskPermits:
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     def take(self) -> bool:
-        """Whether there was one."""
+        """Take a permit if there is one. Returns whether there was."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
     async def wait(self, timeout: float | None) -> bool:
-        """Whether one came within the timeout, and before ``wake()``. Called after ``take()`` had none."""
+        """Whether a permit came within the timeout and before ``wake()``. Call it after ``take()`` had none."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(turn)
@@ -79,6 +79,6 @@ class TaskPermits:
 
 
 def _end(turn: asyncio.Future[bool]) -> None:
-    """Without a permit."""
+    """End the wait without a permit."""
     if not turn.done():
         turn.set_result(False)

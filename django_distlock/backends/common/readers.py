@@ -1,4 +1,4 @@
-"""Those who wait for what one connection tells: one of them reads it, for all."""
+"""Waiters for the messages of one connection: one of them reads it, for all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...utils.wakeup import WakeEvent
 
 
 class Place:
-    """In the line of readers. ``wake()`` ends its sleep or its read, also one that is about to begin."""
+    """A place in the line of readers. ``wake()`` ends its sleep or read, also one that is about to begin."""
 
     is_reading = False
 
@@ -38,20 +38,20 @@ class Place:
 
 
 class Readers:
-    """Of one connection. They stand in a line: the first one reads, and wakes those for whom something has come.
+    """The readers of one connection. They stand in a line: the first one reads, and wakes those that got a message.
 
-    The others sleep until they are first. So nobody needs another thread to be woken who waits alone.
+    The others sleep until they are first. So a single waiter needs no other thread to wake it.
 
-    A place is given up by one call, the first one of a ``finally``: there no interrupt comes between, so no thread that
-    waits no more stays in the line. Where one strikes before the next is woken, that one wakes after its nap. The last
-    one in the line closes a connection that is over.
+    A place is given up by one call, the first one in a ``finally``. No interrupt comes before it, so a thread that no
+    longer waits does not stay in the line. If an interrupt comes before the next reader is woken, that reader wakes
+    after its nap. The last one in the line closes a connection that is over.
     """
 
-    failure: Exception | None = None  # that a waiter has met
+    failure: Exception | None = None  # met by a waiter
     left_at = -inf  # when a waiter last was in the line
     _is_over = False
-    _is_torn = False  # while what has come is taken out, and for ever where that was interrupted
-    _is_drained = False  # nothing is left that has come already
+    _is_torn = False  # while a message is taken out, and for ever if that was interrupted
+    _is_drained = False  # no message that has come is left
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class Readers:
         error: type[Exception],
         on_failure: Callable[[], object],
     ) -> None:
-        """``source``: what can be read when something has come. ``take``: takes that out, waits for nothing.
+        """``source``: is readable when a message has come. ``take``: takes messages out, without waiting.
 
-        ``error``: the class of what ``take`` raises where the connection is lost. ``on_failure``: called as soon as a
-        waiter has met that.
+        ``error``: the class that ``take`` raises if the connection is lost. ``on_failure``: called as soon as a waiter
+        has met this error.
         """
         self._take, self._error, self._on_failure = take, error, on_failure
-        self._closing = {"close": close}  # a dict, from which one thread alone can take it
+        self._closing = {"close": close}  # a dict, from which only one thread can take it
         self._line: dict[Place, None] = {}
-        self._selector = selectors.DefaultSelector()  # unlike select() it knows descriptors from 1024 on
+        self._selector = selectors.DefaultSelector()  # unlike select(), it supports descriptors from 1024 on
         self._woken, self._waker = socket.socketpair()
         finalize(self, _close, self._woken, self._waker).atexit = False  # a thread may be reading
         for end in (self._woken, self._waker):
@@ -78,9 +78,9 @@ class Readers:
             self._selector.register(one, selectors.EVENT_READ)
 
     def wait(self, event: WakeEvent, timeout: float, nap: float) -> None:
-        """Until the event is set, at the latest after ``timeout`` seconds.
+        """Until the event is set, at most ``timeout`` seconds.
 
-        ``nap``: after which who hears nothing looks whether the connection still stands.
+        ``nap``: seconds without a message after which a reader checks that the connection is still open.
         """
         place = Place(self.wake)
         try:
@@ -92,15 +92,15 @@ class Readers:
             self._pass_on()
 
     def read_if_missed(self, timeout: float, nap: float, *, is_wanted: bool) -> bool:
-        """For those who wait in no line, at once if it ``is_wanted``, else if no waiter has come for a ``nap``.
+        """Read for waiters outside the line: at once if it ``is_wanted``, else if no waiter has come for a ``nap``.
 
-        False if it is not to be read so. Raises what readers have met.
+        Returns False if it must not be read so. Raises the error that readers have met.
         """
         if self.failure:
             raise self.failure
         first = self._first()
         if first:
-            if not first.is_reading:  # an interrupt may have come before it was woken
+            if not first.is_reading:  # else an interrupt came before it was woken
                 first.wake()
             return False
         if not is_wanted and clock() - self.left_at <= nap:
@@ -123,12 +123,12 @@ class Readers:
         self._pass_on()
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's. Who waits here was copied, and reads it no more."""
+        """In a forked child: the connection belongs to the parent, and copied waiters no longer read it."""
         self._is_over = True
         self._closing.clear()
 
     def wake(self) -> None:
-        """Who reads."""
+        """Wake the reader."""
         with suppress(OSError):
             self._waker.send(b"!")
 
@@ -136,18 +136,18 @@ class Readers:
         return next(iter([*self._line]), None)
 
     def _pass_on(self) -> None:
-        """Somebody has left the line."""
+        """A reader has left the line: wake the next one."""
         first = self._first()
         if first is None:
             if self._is_over and (close := self._closing.pop("close", None)):
-                self._selector.close()  # first, says gevent
+                self._selector.close()  # first, because gevent requires it
                 _close(self._woken, self._waker)
                 close()
         elif not first.is_reading:
             first.wake()
 
     def _read_or_sleep(self, place: Place, nap: float, seconds: float) -> bool:
-        """False if it is of no use any more."""
+        """False if the connection is of no use any more."""
         try:
             if not (self._is_over or self.failure):
                 if self._first() is place:
@@ -155,7 +155,7 @@ class Readers:
                 else:
                     place.sleep(seconds)
                 return True
-        except self._error as error:  # another one is of a handler of a signal
+        except self._error as error:  # another error comes from a signal handler
             self.failure = error
             self._on_failure()
         self._line.pop(place, None)
@@ -163,7 +163,7 @@ class Readers:
         return False
 
     def _read(self, place: Place, timeout: float) -> None:
-        """What comes within so many seconds, or until it is woken."""
+        """Read for so many seconds, or until it is woken."""
         if self._is_torn:
             raise self._error("An interrupt may have taken along what the connection had told.")
         if self._is_drained:

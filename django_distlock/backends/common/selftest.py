@@ -10,8 +10,8 @@ from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 
 TTL = 5.0
-ROUND_TRIPS = 5  # of which the fastest counts, because the first one opens a connection
-SLOW = 0.05  # seconds of a round trip from which on locks slow down what they guard
+ROUND_TRIPS = 5  # the fastest counts, because the first one opens a connection
+SLOW = 0.05  # seconds; with longer round trips, locks slow down the code that they guard
 
 
 def failed(error: LockBackendError) -> CheckResult:
@@ -19,13 +19,13 @@ def failed(error: LockBackendError) -> CheckResult:
 
 
 def new_request(prefix: str, name: str = "") -> LockRequest:
-    """For a lock of that name, or for one that nobody can know. ``prefix``: where KEY_PREFIX is a callable."""
+    """A request for a lock of that name, or of a name that nobody knows. ``prefix``: if KEY_PREFIX is a callable."""
     name = name or f"distlock-check-{secrets.token_hex(4)}"
     return LockRequest(name, TTL, Holder.here("locks check"), prefix=prefix)
 
 
 def steps(prefix: str) -> Steps[list[CheckResult]]:
-    """Calls to a backend, and the results of the check. Raises LockBackendError."""
+    """Yields calls to a backend, and returns the results of the check. Raises LockBackendError."""
     held = new_request(prefix)
     name, waiter = held.name, new_request(prefix, held.name)
     if not isinstance((yield Call("acquire", (held,), {"queue": False})), Grant):

@@ -1,10 +1,10 @@
 """The algorithm of a lock as pure functions on its row, without a store.
 
-A lock has as many leases at once as those who ask for it allow, each in a slot. Whoever names a number of slots counts
-all leases, whatever numbers their holders named, and takes the lowest slot that is free, if there are fewer.
+A lock may have several leases at once, each in a slot. A caller says how many slots it allows. It counts all leases,
+whatever numbers their holders named, and takes the lowest free slot if there are fewer leases.
 
-Each function changes the row it is given and returns the decision. A database then writes the change only if the row
-is still the one that was read (compare-and-swap), so that it holds no lock of its own between two statements, and a
+Each function changes the row that it is given, and returns the decision. A database then writes the change only if the
+row is still the one that was read (compare-and-swap). So the database holds no lock between two statements, and a
 command that arrives late changes nothing. Local memory changes its rows one at a time.
 """
 
@@ -24,7 +24,7 @@ from .timing import Timing
 
 HELD, CLAIMED, RESTING, FREE = "h", "c", "r", "f"
 
-# Of a waiter's record, which has always the same length, so that SQL finds its parts by their position.
+# The record of a waiter. It always has the same length, so SQL finds its parts by their position.
 DIGITS = 16  # microseconds of Unix time, for another two hundred years
 INBOX_LENGTH = 12
 SLOTS_LENGTH = 4
@@ -46,8 +46,8 @@ def microseconds(seconds: float) -> int:
 class Waiter:
     """A place in the queue.
 
-    ``seen``: when the waiter last showed that it is alive. ``slots``: how many it wants; ``thread``: the thread or task
-    that waits, unknown yet.
+    ``seen``: when the waiter last showed that it is alive. ``slots``: how many slots it allows. ``thread``: the thread
+    or task that waits, not used yet.
     """
 
     place: int
@@ -60,7 +60,7 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease as the store has it. ``expires``: a moment. ``holder``: of a claim the inbox of the waiter."""
+    """A lease in the store. ``expires``: a moment. ``holder``: if the state is CLAIMED, the inbox of the waiter."""
 
     slot: int
     token: str
@@ -79,7 +79,7 @@ class StoredLease:
 
 
 def _holder(text: str) -> Holder | None:
-    """None for one that others wrote."""
+    """None if something else wrote it."""
     try:
         return Holder.from_text(text) if text else None
     except ValueError:
@@ -90,7 +90,7 @@ def _holder(text: str) -> Holder | None:
 class Row:
     """One lock. Moments are microseconds on the clock of the store; ``now`` is when the row was read.
 
-    ``fence``: of the last grant. ``ended``: when the last lease in the first slot ended, where there is none now.
+    ``fence``: of the last grant. ``ended``: if there is no lease in the first slot, when the last one there ended.
     """
 
     now: int
@@ -104,9 +104,9 @@ class Row:
 
     @property
     def careful_until(self) -> int:
-        """When the last waiter, retired token, or lease in another slot than the first counts no more.
+        """Until when the last waiter, retired token, or lease in another slot than the first counts.
 
-        Until then the fast path takes no free lock that has waiters.
+        Until then the fast path does not take a free lock that has waiters.
         """
         others = [lease.expires for lease in self.leases if lease.slot > 1]
         return max([0, *map(self._expiry_of, self.waiters), *self.retired.values(), *others])
@@ -120,7 +120,7 @@ class Row:
 
     @property
     def first_to_end(self) -> StoredLease:
-        """Of those that there are."""
+        """The lease that ends first. There must be one."""
         return min(self.leases, key=attrgetter("expires"))
 
     def lease_of(self, token: str) -> StoredLease | None:
@@ -137,7 +137,7 @@ class Row:
         return [waiter for waiter in self.waiters if self.is_alive(waiter)]
 
     def drop_expired(self) -> None:
-        """A waiter that does not look any more loses its place, until it looks again."""
+        """A waiter that no longer looks loses its place until it looks again."""
         for lease in [lease for lease in self.leases if lease.expires <= self.now]:
             self.end(lease)
         self.waiters = self.live_waiters
@@ -157,12 +157,12 @@ class Row:
         return max(self.fence + 1, self.now)
 
     def waiters_for_expiry(self) -> list[Waiter]:
-        """The first in the queue if a lease ends before its next look: it must know, to look at that moment."""
+        """The first in the queue, if a lease ends before its next look: it must learn this, to look at that moment."""
         soon = self.now + microseconds(self.timing.look_interval)
         return self.waiters[:1] if self.leases and self.first_to_end.expires < soon else []
 
     def renew(self, token: str, ttl: int) -> bool:
-        """Let it last ``ttl`` microseconds from now, never less than it had. False: the token does not hold it."""
+        """Let the lease last ``ttl`` microseconds from now, or longer if it did. False: the token does not hold it."""
         lease = self.lease_of(token)
         if lease is None or lease.state != HELD or lease.expires <= self.now:
             return False
@@ -170,12 +170,12 @@ class Row:
         return True
 
     def put(self, lease: StoredLease) -> None:
-        """Into its slot, in the place of what is there."""
+        """Put the lease into its slot, in the place of the one there."""
         others = (one for one in self.leases if one.slot != lease.slot)
         self.leases = sorted([*others, lease], key=attrgetter("slot"))
 
     def grant(self, token: str, state: str, ttl: int, holder: str = "") -> StoredLease:
-        """In the lowest slot that is free. ``ttl``: microseconds."""
+        """Grant the lowest free slot. ``ttl``: microseconds."""
         self.dequeue(token)
         self.fence = self.next_fence()
         taken = {lease.slot for lease in self.leases}
@@ -190,10 +190,10 @@ class Row:
             self.ended = min(lease.expires, self.now)
 
     def hand_over(self, *, until: str = "") -> list[Waiter]:
-        """Grant what is free to the waiters, in their order, and return them, to be notified.
+        """Grant free slots to the waiters, in their order. Returns these waiters, to be notified.
 
-        The first of them for whom too many slots are taken, by its own number, waits on, and all behind it. So does
-        the waiter of the token ``until``.
+        It stops at the first waiter for which too many slots are taken, by its own number, and at the waiter of the
+        token ``until``: that one and all behind it wait on.
         """
         handed = []
         while self.waiters and len(self.leases) < self.waiters[0].slots and self.waiters[0].token != until:
@@ -208,7 +208,8 @@ class Attempt:
     """An attempt to acquire.
 
     ``ttl``: microseconds. ``queue``: wait if the lock is busy. ``place``: the one that the waiter had, or 0. ``slots``:
-    how many leases the lock may have, with this one. ``most_places``: of others, where it takes one; 0: any number.
+    how many leases the lock may have, with this one. ``most_places``: how many other places there may be if it takes
+    one; 0: any number.
     """
 
     token: str
@@ -233,10 +234,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to a request. ``notify``: the waiters that are to look now. ``place``: the one that it has now.
+    """The answer to a request. ``notify``: the waiters that must look now. ``place``: the one that the waiter has now.
 
-    ``lease``: of an attempt, the one that was granted, or that ends first of those in the way. None: the token is
-    retired, and gets nothing more. ``is_crowded``: it was given no place, because others have as many as may.
+    ``lease``: the granted lease; or, of the leases in the way, the one that ends first. None: the token is retired, and
+    is granted nothing. ``is_crowded``: it got no place, because others have as many as may wait.
     """
 
     granted: bool
@@ -258,7 +259,7 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
         return Decision(True, row.waiters_for_expiry(), mine)
     if attempt.place:
         row.enqueue(attempt.waiter(attempt.place, row.now))
-    notify = row.hand_over(until=token)  # whoever finds slots free hands them to those who stand before it
+    notify = row.hand_over(until=token)  # first, free slots go to the waiters before it
     is_turn = not row.waiters or row.waiters[0].token == token
     if is_turn and len(row.leases) < attempt.slots:
         mine = grant(row, attempt)
@@ -274,13 +275,13 @@ def acquire(row: Row, attempt: Attempt) -> Decision:
         row.dequeue(token)
         notify += row.hand_over()
     is_first = bool(row.waiters) and row.waiters[0].token == token
-    if not is_first and (notify or not queues):  # the first knows already, unless it is that only now
+    if not is_first and (notify or not queues):  # the first one knows already, unless it has just become the first
         notify += row.waiters_for_expiry()
     return Decision(False, notify, row.first_to_end, place, is_first, is_crowded)
 
 
 def grant(row: Row, attempt: Attempt) -> StoredLease:
-    """A slot that is free, or once more the lease that its token has."""
+    """Grant a free slot, or again the lease that the token has."""
     if mine := row.lease_of(attempt.token):
         kept_until = mine.expires if mine.state == HELD else 0  # a claim is kept for its waiter, and not for its TTL
         expires = max(kept_until, row.now + attempt.ttl)
@@ -291,9 +292,9 @@ def grant(row: Row, attempt: Attempt) -> StoredLease:
 
 
 def exchange(row: Row, old: str, attempt: Attempt, retire: int = 0) -> Decision:
-    """``acquire()``, but a lease that the token ``old`` holds ends, and its slot is the attempt's, whoever waits.
+    """As ``acquire()``; but if the token ``old`` holds a lease, the attempt gets its slot, also if others wait.
 
-    ``retire``: microseconds for which that token gets nothing, because a command that carries it may still arrive.
+    ``retire``: microseconds for which ``old`` is granted nothing, because a command that carries it may still arrive.
     """
     token = attempt.token
     row.drop_expired()
@@ -309,7 +310,7 @@ def exchange(row: Row, old: str, attempt: Attempt, retire: int = 0) -> Decision:
 
 
 def is_free_for(row: Row, attempt: Attempt) -> bool:
-    """Whether ``acquire()`` would grant it, and pass nobody who waits."""
+    """Whether ``acquire()`` would grant it without overtaking a waiter."""
     row.drop_expired()
     mine = row.lease_of(attempt.token)
     if attempt.token in row.retired or (mine and mine.state == RESTING):
@@ -320,7 +321,7 @@ def is_free_for(row: Row, attempt: Attempt) -> bool:
 def release(row: Row, token: str, cooldown: int = 0, retire: int = 0, force: bool = False) -> Decision:
     """End a lease, give a grant back or leave the queue. The decision is ``granted`` if the token held the lock.
 
-    ``cooldown``: microseconds for which the slot stays taken. ``retire``: microseconds for which the token gets
+    ``cooldown``: microseconds for which the slot stays taken. ``retire``: microseconds for which the token is granted
     nothing, because a command that carries it may still arrive. ``force``: free the slot even in its cooldown.
     """
     row.drop_expired()
@@ -346,7 +347,7 @@ def waiters_to_text(waiters: list[Waiter]) -> str:
 
 
 def end_of_record(inbox: str, slots: int = 1, thread: str = "") -> str:
-    """What comes after the token."""
+    """The part of a record after the token."""
     return f"{inbox:<{INBOX_LENGTH}}{slots:0{SLOTS_LENGTH}}{thread:<{THREAD_LENGTH}}"
 
 

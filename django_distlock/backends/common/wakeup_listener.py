@@ -1,4 +1,4 @@
-"""What wakes waiters: a subscription, whose reader sets the events of those whose turn has come."""
+"""Wakes waiters: the reader of a subscription sets the events of waiters whose turn has come."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock")
 
 
-SPREAD = 1.0  # seconds over which a crowd of waiters looks after a subscription began
+SPREAD = 1.0  # seconds over which many waiters spread their looks after a subscription has begun
 PORTIONS = 20
 AT_ONCE = 50  # waiters
 
 
 class Waiters:
-    """Requests that can be woken, by token. Weak, because a lease that was lost is never released here."""
+    """Requests that can be woken, by token. Weak, because nobody removes the request of a lost lease."""
 
     def __init__(self) -> None:
         self._requests: WeakValueDictionary[str, LockRequest] = WeakValueDictionary()
@@ -40,7 +40,7 @@ class Waiters:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[LockRequest]:
-        for reference in self._requests.valuerefs():  # a list, where values() would meet those that come meanwhile
+        for reference in self._requests.valuerefs():  # a list; values() would fail if requests come meanwhile
             if request := reference():
                 yield request
 
@@ -52,7 +52,7 @@ class Waiters:
             del self._requests[request.token]
 
     def wake(self, token: str) -> bool:
-        """False if nobody here has it."""
+        """False if no request here has the token."""
         request = self._requests.get(token)
         if request is None:
             return False
@@ -63,17 +63,17 @@ class Waiters:
 class WakeupListener(ABC):
     """One subscription of a process, for all its waiting threads and tasks, while there are any.
 
-    A hint is a hint: the truth is the lease in the store. Where nothing can be heard, waiters look by themselves.
-    A store says how to connect, subscribe, read and disconnect; all but the last are calls of ``steps()``.
+    A message is only a hint; the lease in the store decides. Without messages, waiters look by themselves. A store
+    implements how to connect, subscribe, read and disconnect; ``steps()`` yields calls of all but the last.
 
-    Where the store has ``readers()``, a thread that waits reads by itself, for all, if none before it does. Then the
-    listener's own thread reads where only tasks wait, and where nobody does.
+    If the store has ``readers()``, the first waiting thread reads the messages, for all waiters. The listener's own
+    thread reads only if no thread waits.
     """
 
-    connection_error: ClassVar[type[Exception]]  # of the store's driver, if not OSError
+    connection_error: ClassVar[type[Exception]]  # of the driver, if not OSError
 
-    _connection: Any = None  # the one that is subscribed
-    _readers: Readers | None = None  # of it
+    _connection: Any = None  # the subscribed connection
+    _readers: Readers | None = None  # of that connection
 
     def __init__(self, name: str, timing: Timing, waiters: Waiters | None = None) -> None:
         self._name = name
@@ -90,46 +90,46 @@ class WakeupListener(ABC):
         fork.in_child(self._reset_after_fork)
 
     def _reset_after_fork(self) -> None:
-        """Also in a forked child: what stands there is the parent's."""
+        """Also in a forked child, because the old connection belongs to the parent."""
         if self._readers:
             self._readers.forget()
         self._connection = self._readers = None
-        self._tasks: dict[str, None] = {}  # tokens of those that wait
-        self._rest = WakeEvent()  # ends that of the thread
+        self._tasks: dict[str, None] = {}  # tokens of waiting tasks
+        self._rest = WakeEvent()  # ends the rest of the thread
         self.is_ready = False  # whether waiters are woken
         self._touched_at = -inf  # when a waiter was here last
         self._not_before = -inf  # when the next subscription may be made
         self._resubscribe = False
-        self._has_told = False  # that the thread cannot be started
-        self._to_wake: dict[str, None] = {}  # tokens of those that are to look, though nobody named them
+        self._has_told = False  # logged that the thread cannot be started
+        self._to_wake: dict[str, None] = {}  # tokens of waiters that must look although no message named them
         self._wakes_more_at = -inf
 
     # For waiters
 
     def expect(self, request: LockRequest) -> None:
-        """Wake this request from now on. To be called before the store may know of it."""
+        """Wake this request from now on. Call it before the store may know the request."""
         request.inbox = request.inbox or self._inbox_of(request)
         self._waiters.add(request)
         self.touch()
 
     @abstractmethod
     def _inbox_of(self, request: LockRequest) -> str:
-        """Where the store is to say that its turn has come."""
+        """The inbox to which the store sends that the turn of the request has come."""
 
     def forget(self, request: LockRequest) -> None:
         self._waiters.discard(request)
 
     def touch(self) -> None:
-        """A waiter is here, or about to come: the thread is to run.
+        """A waiter is here, or about to come: the thread must run.
 
-        One that has a subscription looks whether it is still wanted when that has ended, so it sees this.
+        When a subscription has ended, the thread checks whether it is still wanted, so it sees this.
         """
         self._touched_at = clock()
         if not self.is_ready and self._is_wanted:
             self._worker.nudge(self._not_before)
 
     def wait(self, request: LockRequest, timeout: float) -> None:
-        """Until the event of the request is set, at the latest after ``timeout`` seconds."""
+        """Until the event of the request is set, at most ``timeout`` seconds."""
         readers = self._readers
         if readers is None or not (self.is_ready and request.inbox):
             request.event.wait(timeout)
@@ -141,7 +141,7 @@ class WakeupListener(ABC):
                 self._rest.set()
 
     async def await_wake(self, request: LockRequest, timeout: float) -> None:
-        """``wait()`` for tasks, which never read."""
+        """``wait()`` for tasks, which never read the connection."""
         token = request.token
         try:
             if request.inbox:
@@ -152,7 +152,7 @@ class WakeupListener(ABC):
             self._tasks.pop(token, None)
 
     def stop(self) -> None:
-        """Nobody will wait any more; the thread notices within ``listener_nap``."""
+        """Nobody will wait any more. The thread notices within ``listener_nap``."""
         self._touched_at = -inf
 
     def _interrupt(self) -> None:
@@ -203,7 +203,7 @@ class WakeupListener(ABC):
         finally:
             if not fork.is_copy(pid):
                 self.is_ready, self._connection, self._readers = False, None, None
-                self._to_wake.clear()  # after the next one all look anew
+                self._to_wake.clear()  # after the next subscription, all look anyway
                 self._not_before = clock() + self._timing.resubscribe_after
                 if readers:
                     readers.end()
@@ -211,22 +211,22 @@ class WakeupListener(ABC):
                 self.disconnect(connection)
 
     def _is_loss(self, error: Exception) -> bool:
-        """Of the connection."""
+        """Whether the error is a loss of the connection."""
         return isinstance(error, self.connection_error | OSError)
 
     @abstractmethod
     def connect(self) -> Any: ...
 
     def readers(self, connection: Any) -> Readers | None:
-        """None where the thread alone reads, by ``read()``. Their failure ends its rest."""
+        """None if only the thread reads, by ``read()``. A failure of the readers ends the rest of the thread."""
         return None
 
     @abstractmethod
     def subscribe(self, connection: Any) -> None:
-        """Calls ``_mark_ready()`` when that has come through, or ``read()`` does."""
+        """Subscribe. It, or ``read()``, calls ``_mark_ready()`` when the subscription is confirmed."""
 
     def read(self, connection: Any, timeout: float) -> None:
-        """Wake those that are named by what comes within ``timeout`` seconds, or rest where others read."""
+        """Wake the waiters named by messages within ``timeout`` seconds, or rest while others read."""
         readers = self._readers
         if readers and not readers.read_if_missed(timeout, self._timing.listener_nap, is_wanted=bool(self._tasks)):
             self._rest.wait(timeout)
@@ -235,12 +235,12 @@ class WakeupListener(ABC):
     def disconnect(self, connection: Any) -> None: ...
 
     def _mark_ready(self) -> None:
-        self._resubscribe = False  # what was found out about an earlier one
+        self._resubscribe = False  # it may stem from an earlier subscription
         self.is_ready = True
         self._wake_all()
 
     def _wake_all(self) -> None:
-        """What was published while nobody listened is found by a look."""
+        """After a time without a subscription, all waiters must look, because they may have missed a message."""
         self._let_look(self._waiters)
 
     def _let_look(self, requests: Iterable[LockRequest]) -> None:
@@ -248,7 +248,7 @@ class WakeupListener(ABC):
         self._wake_some()
 
     def _wake_some(self) -> float:
-        """A crowd looks over a second, and not all at once. Returns when to go on, in seconds."""
+        """Many waiters look over a second, not all at once. Returns the seconds until the next ones."""
         if not self._to_wake:
             return inf
         if (now := clock()) >= self._wakes_more_at:

@@ -2,7 +2,7 @@
 
 from .app import check_app
 
-check_app()  # first: what Django says of models without an app does not say what to do
+check_app()  # first: Django's error for models without an app does not say what to do
 
 from .backend import DatabaseBackend  # noqa: E402
 

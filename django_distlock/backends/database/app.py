@@ -1,4 +1,4 @@
-"""Whether the app is there, whose models the other modules of this folder import."""
+"""Checks that the app is installed; the other modules of this folder import its models."""
 
 from __future__ import annotations
 

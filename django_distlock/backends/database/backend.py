@@ -44,14 +44,14 @@ logger = logging.getLogger("django_distlock")
 
 R = TypeVar("R")
 
-NO_INBOX = "polls"  # of a waiter that gets no notifications; the row has the same room for each inbox
+NO_INBOX = "polls"  # of a waiter that gets no notifications; the row has as much room for each inbox
 
 
 class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBackend):
     """One row per lock, changed by one statement or by compare-and-swap, on the clock of the database.
 
-    ``LOCATION`` is an alias of ``DATABASES``; by default the one that routers write the rows to. Locks have
-    connections of their own, outside the caller's transaction.
+    ``LOCATION`` is an alias of ``DATABASES``; by default the one to which routers write the rows. Locks have separate
+    connections, outside the caller's transaction.
     """
 
     supports_queue = True
@@ -85,17 +85,17 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
 
     @property
     def supports_processes(self) -> bool:  # type: ignore[override]
-        """False where the database is in the memory of one process."""
+        """False if the database is in the memory of one process."""
         return self._temporary_file is None
 
     @property
     def supports_hosts(self) -> bool:  # type: ignore[override]
-        """False for a file: SQLite does not lock those on network drives reliably."""
+        """False for a file, because SQLite does not lock files on network drives reliably."""
         return self.vendor != "sqlite"
 
     @property
     def supports_wakeup(self) -> bool:  # type: ignore[override]
-        """True where the database notifies: on PostgreSQL, with psycopg 3 and no pooler in between."""
+        """True if the database notifies: PostgreSQL, with psycopg 3 and no pooler in between."""
         return self._listener is not None
 
     def _file(self) -> str | None:
@@ -140,7 +140,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return [Grant(lease.fence, sent_at, lease.slot) for lease in leases]
 
     def _attempted(self, work: Callable[[Any], R], requests: Sequence[LockRequest]) -> R:
-        """What it comes to. Whatever happens, each request says then whether it is in doubt."""
+        """The result of the work. Afterwards each request says whether it is in doubt, also after an error."""
         in_doubt = True
         try:
             answer, in_doubt = self._run_or_repeat(work, self._call_timeout(requests[0]))  # the first may still come
@@ -181,7 +181,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             partial(self._release, request=request, cooldown=cooldown, force=force)
         )
         self._forget(request)
-        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
+        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, has released it.
         return released or is_repeated
 
     def _release(self, connection: Any, request: LockRequest, cooldown: float, force: bool) -> bool:
@@ -203,7 +203,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         backoff = self._backoff_of(request, timeout)
         while backoff.remaining:
-            if not request.place:  # it stands behind another one of this process, which wakes it
+            if not request.place:  # another request of this process stands before it, and wakes it
                 request.event.wait(backoff.remaining)
                 return
             if self._listener and self._listener.is_ready:
@@ -233,7 +233,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
                 return
 
     def _backoff_of(self, request: LockRequest, timeout: float) -> PollBackoff:
-        """Each wait of a request goes on with the pauses of the one before."""
+        """Each wait of a request continues with the pauses of the wait before it."""
         new = PollBackoff(self.timing, is_file=self.pool.file is not None)
         backoff = self._backoffs.setdefault(request, new)
         backoff.begin(timeout)
@@ -273,7 +273,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         for key in sorted(by_row.keys() - newer):
             try:
                 held |= self._run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
-            except LockBackendError as error:  # of a row that cannot be read; the others are not to end with it
+            except LockBackendError as error:  # of a row that cannot be read; the other leases must not end with it
                 if not error.is_final:
                     raise
                 refused[key] = error
@@ -338,15 +338,15 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return self._run(self._journal.read)
 
     def make_missing(self, error: LockBackendError) -> bool:
-        """Its tables and their columns, by the migrations of the app."""
-        from .tables import make_missing_tables  # with all that migrations need
+        """Make missing tables and columns, by the migrations of the app."""
+        from .tables import make_missing_tables  # imports all that migrations need
 
         return make_missing_tables(self.location, error)
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rows of locks that nobody has held for so long, and of runs of beat that expired so long ago.
 
-        And those of journals to which nothing was written for so long, under whatever KEY_PREFIX. Returns how many.
+        Also those of journals to which nobody has written for so long, of any KEY_PREFIX. Returns how many.
 
         The next fencing number of such a name is the time of the database: numbers can repeat only if its clock is set
         back by more than ``older_than_seconds``.
@@ -395,11 +395,11 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return await self.calls.in_thread(call, thread_timeout=None if waiter is None else self._thread_timeout(waiter))
 
     def _call_timeout(self, request: LockRequest) -> float:
-        """Seconds for an answer to an attempt, which may be asked for twice, if the backend's timeout is longer."""
+        """Seconds for an answer to an attempt; there may be two. The backend's timeout counts if it is shorter."""
         return max(self.timing.shortest_call, request.time_left / 2)
 
     def _thread_timeout(self, request: LockRequest) -> float:
-        """Seconds until a thread is free for an attempt; two answers where its caller does not wait."""
+        """Seconds to wait for a free thread for an attempt; the time of two answers if its caller does not wait."""
         return max(2 * self.timing.shortest_call, request.time_left)
 
     def close(self) -> None:
@@ -418,10 +418,10 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return row_key(request.prefix or self.prefix, request.name)
 
     def _row_keys(self, prefix: str, names: Sequence[str]) -> list[bytes]:
-        """``prefix``: what a callable KEY_PREFIX answered, or ""."""
+        """``prefix``: the answer of a callable KEY_PREFIX, or ""."""
         return [row_key(prefix or self.prefix, name) for name in names]
 
 
 def _is_in_doubt(error: BaseException) -> bool:
-    """Whether the attempt may be executed: also one whose thread was interrupted, or whose task was cancelled."""
+    """Whether the attempt may be executed; also if its thread was interrupted or its task cancelled."""
     return isinstance(error, InDoubt) or not isinstance(error, LockBackendError)

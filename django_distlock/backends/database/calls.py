@@ -25,9 +25,9 @@ from .watchdog import CallTimeout
 
 R = TypeVar("R")
 
-ASYNC_THREADS = 16  # for the calls of event loops; a task that waits for its turn takes none
+ASYNC_THREADS = 16  # for the calls of event loops; a task that waits for its turn needs none
 
-# What opening a connection raises: errors of drivers, of the system, and of settings that neither can use.
+# Errors of opening a connection: of drivers, of the system, and of settings that neither can use.
 CANNOT_OPEN = (Error, OSError, ImproperlyConfigured, LookupError, TypeError, ValueError)
 
 Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
@@ -36,7 +36,7 @@ Explain = Callable[[Exception, type[LockBackendError]], LockBackendError]
 class Calls:
     """Does work on a connection. Errors of the database are raised as ``explain`` makes them.
 
-    ``timeout``: seconds for an answer, which may be asked for twice.
+    ``timeout``: seconds for an answer; there may be two attempts.
     """
 
     def __init__(self, pool: Pool, timeout: float, explain: Explain, name: str) -> None:
@@ -59,11 +59,11 @@ class Calls:
     def run_or_repeat(self, work: Callable[[Any], R], timeout: float | None = None) -> tuple[R, bool]:
         """Do the work on a connection, and once more if that broke. Returns the result, and whether it was repeated.
 
-        ``timeout``: as that of all calls, which counts if it is shorter.
+        ``timeout``: seconds for an answer; the one of all calls counts if it is shorter.
         Raises LockBackendError; InDoubt if the work may have been done although no answer came.
         """
         pid, timeout = os.getpid(), self._timeout if timeout is None else min(self._timeout, timeout)
-        # Of the first request of a call alone
+        # Only for the first request of a call
         if (thread_deadline := vars(self._of_thread).pop("deadline", None)) is not None:
             timeout = min(timeout, max(self._pool.timing.shortest_call, (thread_deadline - clock()) / 2))
         deadline = clock() + 2 * timeout
@@ -72,7 +72,7 @@ class Calls:
         except ConnectionBroken as broken:
             if fork.is_copy(pid):  # the parent's thread repeats the work
                 raise self._explain(broken.cause, InDoubt) from broken.cause
-            self._pool.close_idle()  # a server that was restarted broke them all
+            self._pool.close_idle()  # a restart of the server broke all of them
         try:
             return self._run_once(work, timeout, deadline), True
         except ConnectionBroken as broken:
@@ -85,14 +85,14 @@ class Calls:
     def _run_once(self, work: Callable[[Any], R], timeout: float, deadline: float) -> R:
         """Raises ConnectionBroken if the connection broke meanwhile, LockBackendError if the database refuses.
 
-        ``timeout``: seconds for an answer; ``deadline``: of getting a connection, on ``clock()``.
+        ``timeout``: seconds for an answer; ``deadline``: for getting a connection, on ``clock()``.
         """
         is_open, timing = False, self._pool.timing
         try:
             with self._pool.connection(timeout, deadline) as connection:
                 is_open = True
                 try:
-                    # Only SQLite is asked for as long as a call lasts: its answers do not get lost.
+                    # Only SQLite may take as long as a call lasts, because its answers do not get lost.
                     is_file = self._pool.file is not None
                     lasts = self._pool.time_for_call(timeout, deadline) if is_file else timeout / 2
                     backoff = Backoff(clock() + lasts, timing.retry_pause_shortest, timing.retry_pause_longest)
@@ -112,14 +112,14 @@ class Calls:
             raise
         except Exception as error:
             if not isinstance(error, Error if is_open else CANNOT_OPEN):
-                raise  # of a handler of a signal, or a mistake of ours
+                raise  # from a signal handler, or a mistake of ours
             raise self._explain(error, LockBackendError) from error
 
     async def in_thread(self, call: Callable[..., R], *arguments: Any, thread_timeout: float | None = None) -> R:
-        """Make the call in a thread of ours: the loop's own may be taken by something else.
+        """Make the call in a thread of this pool, because other work may use all threads of the loop's own pool.
 
         Raises LockBackendError if no thread is free after ``thread_timeout`` seconds. ``inf``: wait as long as the
-        database answers other calls. None: as long as a call takes at most, and the wait counts for its first request.
+        database answers other calls. None: as long as a call lasts at most; the wait is part of its first request.
         """
         whole = 2 * self._timeout
         seconds = whole if thread_timeout is None or thread_timeout == inf else thread_timeout
@@ -128,7 +128,7 @@ class Calls:
                 self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix=f"distlock-async-{self._name}")
             try:
                 future = self._threads.submit(self._in_thread, clock(), thread_timeout, call, *arguments)
-            except RuntimeError as error:  # a thread that was there already may make the call all the same
+            except RuntimeError as error:  # an existing thread may make the call all the same
                 raise InDoubt(
                     f"The database of the locks {self._name!r} cannot be asked for tasks, because there are too many"
                     f" threads, or the process exits: {error}"
@@ -139,7 +139,7 @@ class Calls:
             while thread_timeout == inf and not outcome.done() and clock() - self._answered_at < seconds:
                 await asyncio.wait([outcome], timeout=seconds)
         except asyncio.CancelledError:
-            outcome.cancel()  # unless a thread makes the call already
+            outcome.cancel()  # unless a thread is already making the call
             raise
         if not outcome.done() and future.cancel():
             raise LockBackendError(
@@ -167,7 +167,7 @@ class Calls:
 
 
 def _is_usable(connection: Any, error: Exception) -> bool:
-    """Whether the connection outlived the error."""
-    if is_lost(error):  # without asking it: some drivers would silently connect anew
+    """Whether the connection can still be used after the error."""
+    if is_lost(error):  # do not ask the connection: some drivers would silently connect anew
         return False
     return connection.connection is not None and bool(connection.is_usable())

@@ -1,4 +1,4 @@
-"""What an entry of ``DISTRIBUTED_LOCKS`` says of its database, and what is wrong with that."""
+"""Reads and checks the database of an entry of ``DISTRIBUTED_LOCKS``."""
 
 from __future__ import annotations
 

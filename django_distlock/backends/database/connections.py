@@ -1,4 +1,4 @@
-"""Connections of our own to a database of Django, and their pool."""
+"""Separate connections to a database of Django, and their pool."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ ASYNC_UNSAFE_FILE = async_unsafe.__code__.co_filename
 
 @lru_cache
 def own_class(engine: str) -> Any:
-    """The DatabaseWrapper of an engine, for connections of our own. ``watched`` limits the time of what opens them.
+    """The DatabaseWrapper of an engine, for our connections. ``watched`` limits the time to open one.
 
-    It has no guard against calls from an event loop. lock() has a better one: under gevent all greenlets share what
-    asyncio knows of a thread, and while one of them runs an event loop, Django refuses the calls of all others.
+    It has no guard against calls from an event loop; lock() has a better one. Under gevent, all greenlets share
+    asyncio's state of a thread, so while one of them runs an event loop, Django would refuse the calls of all others.
     """
     base: Any = load_backend(engine).DatabaseWrapper
 
@@ -58,7 +58,7 @@ def own_class(engine: str) -> Any:
 
 def _unguarded(base: Any, name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(base, name)  # now: test runners replace methods there for a while
+        found = getattr(base, name)  # looked up now, because test runners replace methods there for a while
         is_guard = getattr(found, "__code__", None) is not None and found.__code__.co_filename == ASYNC_UNSAFE_FILE
         return (found.__wrapped__ if is_guard else found)(self, *args, **kwargs)
 
@@ -68,8 +68,8 @@ def _unguarded(base: Any, name: str) -> Callable[..., Any]:
 def open_with_timeout(timeout: float, connect: Callable[[], Any], close: Callable[[Any], None], name: str) -> Any:
     """The connection. Raises OperationalError after ``timeout`` seconds; a connection that comes later is closed.
 
-    It is opened in a thread: drivers count whole seconds, for each address anew, and neither the lookup of a name nor
-    the time for which a pooler lets a client wait whose server is away.
+    It is opened in a thread. Drivers count whole seconds, anew for each address. They do not count the look-up of a
+    name, nor the time for which a pooler keeps a client waiting while its server is away.
     """
     opening: Future[Any] = Future()
 
@@ -92,7 +92,7 @@ def open_with_timeout(timeout: float, connect: Callable[[], Any], close: Callabl
     except TimeoutError as error:
         if opening.cancel():
             raise OperationalError(f"no connection within {timeout:.1f} s") from error
-        return opening.result()  # it came at this very moment
+        return opening.result()  # it came just now
     except BaseException:  # connect() failed, or the caller is interrupted
         if not opening.cancel() and opening.exception() is None:
             close(opening.result())
@@ -100,12 +100,12 @@ def open_with_timeout(timeout: float, connect: Callable[[], Any], close: Callabl
 
 
 MAX_IDLE = 8  # connections kept after a rush
-CPU_SHARE = 0.04  # of the time that a server is away, which attempts to connect may use of a processor
+CPU_SHARE = 0.04  # the share of a processor that attempts to connect may use while a server is away
 
-Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper, whose attributes are not typed
+Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper; its attributes are not typed
 
-_open_connections: set[Wrapper] = set()  # strong: collecting a connection in a forked child would end its parent's
-_inherited: list[Wrapper] = []  # kept, so that the garbage collector does not close the parent's
+_open_connections: set[Wrapper] = set()  # strong: collecting a connection in a forked child would end the parent's
+_inherited: list[Wrapper] = []  # kept, so that the garbage collector does not close the parent's connections
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _gate = ForkGate()  # of connections to SQLite
 _unusable_files: set[str] = set()  # of SQLite, in which this process cannot lock
@@ -114,13 +114,13 @@ _unusable_files: set[str] = set()  # of SQLite, in which this process cannot loc
 class Pool:
     """Connections to the database of one alias, each used by one call at a time.
 
-    Made from a copy of the alias' settings. CONN_MAX_AGE counts at the begin and end of requests, as for Django's own;
-    but where it is 0, requests do not open and close one each. Those that nobody used for twenty seconds are closed
-    when such a request begins or ends, or by the next call, which does not use them: a process that does neither keeps
-    what it has, eight at most. A waiter has none while it waits.
+    They use a copy of the settings of the alias. CONN_MAX_AGE counts at the begin and end of requests, as for Django's
+    connections. But if it is 0, requests do not open and close one each. A connection that nobody used for twenty
+    seconds is closed when a request begins or ends, or by the next call, which does not use it. A process without
+    requests and calls keeps its idle connections, at most eight. A waiter has none while it waits.
     """
 
-    prepare_after = 5  # executions of a statement on one connection; half of its time is parsing and planning
+    prepare_after = 5  # executions of a statement on one connection; half of their time is parsing and planning
 
     def __init__(self, alias: str, timeout: float, file: str | None, name: str, timing: Timing) -> None:
         """``timeout``: seconds for an answer; ``file``: of SQLite, else None; ``name``: the alias of the locks."""
@@ -132,9 +132,9 @@ class Pool:
         fork.in_child(self._begin)
         self._watchdog = Watchdog(name)
         self.uses_prepared_statements = True  # until a statement turns out to be prepared in another session
-        self.is_direct = True  # no pooler was in between when a connection was opened last
-        self._cpu_time = 0.0  # seconds of the processor that the last attempt to connect took
-        self.on_close: Callable[[], None] = lambda: None  # where a connection is held outside the pool
+        self.is_direct = True  # when a connection was last opened, no pooler was in between
+        self._cpu_time = 0.0  # seconds of CPU time that the last attempt to connect took
+        self.on_close: Callable[[], None] = lambda: None  # for a connection that is held outside the pool
         _pools.add(self)
 
     def _begin(self) -> None:
@@ -145,7 +145,7 @@ class Pool:
     def connection(self, timeout: float, deadline: float | None = None) -> Iterator[Wrapper]:
         """A connection that nobody else uses, shut down after ``timeout`` seconds. An error closes it.
 
-        ``deadline``: of getting one, on ``clock()``; by default after twice the timeout.
+        ``deadline``: for getting one, on ``clock()``; by default after twice the timeout.
         """
         fork.notice()  # a child must not talk on its parent's connections
         with self._no_fork():
@@ -160,23 +160,23 @@ class Pool:
             self._give_back(wrapper)
 
     def time_for_call(self, timeout: float, deadline: float) -> float:
-        """Seconds for an answer on a connection that is there now."""
+        """Seconds for an answer on an existing connection."""
         return min(timeout, max(self.timing.shortest_call, deadline - clock()))
 
     def watching(self, wrapper: Wrapper, timeout: float) -> AbstractContextManager[None]:
-        """Shuts the connection down after ``timeout`` seconds, and raises CallTimeout then. SQLite needs none of it."""
+        """Shuts the connection down after ``timeout`` seconds, and then raises CallTimeout. SQLite does not need it."""
         if self.file is not None:
             return nullcontext()
         return self._watchdog.watching(partial(_socket_of, wrapper), timeout)
 
     def open_until(self, deadline: float) -> Wrapper:
-        """As ``open()``. Raises OperationalError if there is none at the ``deadline``, on ``clock()``."""
+        """As ``open()``. Raises OperationalError if there is no connection at the ``deadline``, on ``clock()``."""
         if self.file is not None:
             return self.open(min(self.timeout, max(self.timing.shortest_call, (deadline - clock()) / 2)))
         return open_with_timeout(deadline - clock(), self.open, self.close, f"distlock-connecting-{self.alias}")
 
     def open(self, timeout: float | None = None) -> Wrapper:
-        """A new connection, to be closed with ``close()``. ``timeout``: seconds for an answer meanwhile."""
+        """A new connection; close it with ``close()``. ``timeout``: seconds for each answer while it opens."""
         timeout = self.timeout if timeout is None else timeout
         if self.file in _unusable_files:
             raise final(
@@ -188,7 +188,7 @@ class Pool:
         wrapper = own_class(settings["ENGINE"])(settings, self.alias)
         wrapper.watched = partial(self.watching, timeout=self.timeout)
         wrapper.inc_thread_sharing()
-        wrapper.queries_log = deque(maxlen=0)  # with DEBUG: Django resets only those of its own connections
+        wrapper.queries_log = deque(maxlen=0)  # with DEBUG; Django resets only the logs of its own connections
         wrapper.libpq = None
         _open_connections.add(wrapper)
         began = time.thread_time()
@@ -229,10 +229,10 @@ class Pool:
                 _close(wrapper)
 
     def close_old(self) -> None:
-        """Close what is older than CONN_MAX_AGE, or idle for long where that is 0. What broke was closed at once."""
+        """Close connections older than CONN_MAX_AGE; if it is 0, those long idle. Broken ones are closed already."""
         fork.notice()
         with self._no_fork():
-            with self._guard:  # others go on with the rest meanwhile
+            with self._guard:  # other threads use the rest meanwhile
                 are_old = [self._is_old(since, wrapper) for since, wrapper in self._idle]
                 old = list(compress(self._idle, are_old))
                 self._idle = list(compress(self._idle, map(not_, are_old)))
@@ -245,7 +245,7 @@ class Pool:
         return nullcontext() if self.file is None else _gate.using()
 
     def _take(self, deadline: float) -> Wrapper:
-        """An idle connection, else a new one. A server that refuses one is tried again: it may just be restarting."""
+        """An idle connection, else a new one. If a server refuses, it is tried again, because it may be restarting."""
         return self._take_idle(deadline) or retry(
             lambda: self._take_idle(deadline) or self.open_until(deadline),
             self._may_reconnect,
@@ -268,22 +268,22 @@ class Pool:
             _close(wrapper)
 
     def _is_old(self, since: float, wrapper: Wrapper) -> bool:
-        """``since``: when it was used last, on ``clock()``."""
+        """``since``: when it was last used, on ``clock()``."""
         max_age = wrapper.settings_dict["CONN_MAX_AGE"]
         if max_age == 0:
             return clock() - since > self.timing.database_idle_kept
-        # Not by Django's own method, which asks the database: unit tests may forbid that here.
+        # Django's own method asks the database, which unit tests may forbid here.
         return bool(max_age and monotonic() >= wrapper.close_at)
 
     def _is_usable(self, wrapper: Wrapper, deadline: float) -> bool:
         if self.file is not None and wrapper.opened_file != _identity(self.file):
-            return False  # it was deleted or replaced: others lock in the new one
+            return False  # the file was deleted or replaced; other processes lock in the new one
         # The test runner renames the database after the settings were read.
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
         if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:
             with self.watching(wrapper, min(self.timeout, deadline - clock())):
-                wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, unwatched
+                wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, without a time limit
         return wrapper.connection is not None
 
     def _give_back(self, wrapper: Wrapper) -> None:
@@ -293,7 +293,7 @@ class Pool:
             _close(old)
 
     def _pop_older_than(self, moment: float) -> Wrapper | None:
-        """The connection that was idle for longest, if it was given back before that moment."""
+        """The connection that was idle longest, if it was given back before that moment."""
         with self._guard:
             if self._idle and self._idle[0][0] < moment:
                 return self._idle.pop(0)[1]
@@ -308,7 +308,7 @@ class Pool:
 
 
 def own_settings(alias: str, timeout: float, file: str | None, prepare_after: int) -> dict[str, Any]:
-    """The settings of the alias, changed for connections of our own. ``timeout``: seconds for an answer."""
+    """The settings of the alias, changed for our connections. ``timeout``: seconds for an answer."""
     base = connections.settings[alias]
     own: dict[str, Any] = {**base, "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "OPTIONS": {**base["OPTIONS"]}}
     options, whole, twice = own["OPTIONS"], ceil(timeout), ceil(2 * timeout)
@@ -344,8 +344,8 @@ def is_psycopg3(wrapper: Any) -> bool:
 def _set_up_session(wrapper: Wrapper) -> bool:
     """Set READ COMMITTED, whatever the role or the database is set to: each statement sees what others have committed.
 
-    False where a pooler is in between, which could send each statement to another session: those are not ours to
-    set. A pooler is recognised by the process id of the server, for which it gives its clients a number of its own.
+    False if a pooler is in between. It could send each statement to another session, and those are not ours to set. A
+    pooler is recognised because it gives its clients another number than the process id of the server.
     """
     with wrapper.cursor() as cursor:
         cursor.execute(
@@ -356,13 +356,13 @@ def _set_up_session(wrapper: Wrapper) -> bool:
 
 
 def address(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Which database it is."""
+    """Identifies the database."""
     return settings["NAME"], settings["HOST"], settings["PORT"], settings["USER"]
 
 
 def _close(wrapper: Wrapper) -> None:
     wrapper.close()
-    _open_connections.discard(wrapper)  # now: what could not be closed before a fork is still open in the child
+    _open_connections.discard(wrapper)  # now: one that could not be closed before a fork is still open in the child
 
 
 def _on_request(**_: object) -> None:
@@ -371,7 +371,7 @@ def _on_request(**_: object) -> None:
 
 
 def _identity(file: str) -> tuple[int, int] | None:
-    """Which file has that path now. None: none has."""
+    """Identifies the file that has this path now. None: there is none."""
     try:
         status = Path(file).stat()
     except FileNotFoundError:
@@ -380,7 +380,7 @@ def _identity(file: str) -> tuple[int, int] | None:
 
 
 def _on_connection(connection: Wrapper, **_: object) -> None:
-    """Close all connections where one to no database is opened: it creates or drops one, as tests begin or end."""
+    """Close all if a connection without a database is opened: tests that begin or end create or drop a database."""
     if connection.alias == NO_DB_ALIAS:
         for pool in list(_pools):
             pool.close_idle()
@@ -388,7 +388,7 @@ def _on_connection(connection: Wrapper, **_: object) -> None:
 
 
 def _before_fork() -> None:
-    """Close all connections to SQLite, once the calls that are under way have ended."""
+    """Close all connections to SQLite when the calls that are under way have ended."""
     longest = max((pool.timeout for pool in list(_pools) if pool.file is not None), default=0.0)
     if _gate.close(longest + 1.0):
         for wrapper in _open_files():
@@ -407,7 +407,7 @@ def _after_fork() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for wrapper in list(_open_connections):
         if (descriptor := _socket_of(wrapper)) is not None:
-            # What the driver sends when it is collected goes nowhere; and the server notices the end of the parent.
+            # What the driver sends when it is collected goes nowhere, and the server notices the end of the parent.
             os.dup2(nowhere, descriptor)
     os.close(nowhere)
     _inherited.extend(_open_connections)
@@ -415,7 +415,7 @@ def _after_fork() -> None:
 
 
 def _socket_of(wrapper: Wrapper) -> int | None:
-    """Its descriptor; None where there is none any more, or the driver does not show it."""
+    """The descriptor of its socket; None if there is none any more, or the driver does not show it."""
     raw = wrapper.connection
     if raw is None or wrapper.vendor == "sqlite":
         return None

@@ -32,20 +32,20 @@ def is_row_changed(error: Exception) -> bool:
     return isinstance(error, RowChanged)
 
 
-# Final errors: a right, a password, a table, a setting or a stored value has to be corrected first.
+# Final errors: somebody has to correct a right, a password, a table, a setting or a stored value.
 
 _FINAL_STATES = ("22", "28", "3D", "3F", "42")  # classes of SQLSTATE
 _PREPARED_ELSEWHERE = ("26000", "42P05")
 
 _FINAL_NUMBERS = {
     1044, 1045, 1698, 1227, 1370, 1142, 1143, 1130, 1129, 1820, 1862, 3118, 4151, 3159,  # the user has no access
-    1251, 2054, 2059, 2061,  # client and server know no common way to log in
+    1251, 2054, 2059, 2061,  # client and server have no common method to log in
     1046, 1049, 1054, 1064, 1146, 1305,  # no such database, column, statement, table, function
     1264, 1292, 1366, 1406,  # values
 }  # fmt: skip
 
 _FINAL_CODES = {
-    sqlite3.SQLITE_ERROR,  # as for a column that is not there
+    sqlite3.SQLITE_ERROR,  # for example a missing column
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH,
@@ -54,7 +54,7 @@ _TRANSIENT_CODES = {sqlite3.SQLITE_READONLY_RECOVERY, sqlite3.SQLITE_READONLY_DB
 
 _FINAL_ON_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
-# Where a connection is refused, PostgreSQL and libpq give a text and no code.
+# If a connection is refused, PostgreSQL and libpq give a text and no code.
 _REFUSED_CONNECTION = (
     "authentication failed", "does not exist", "pg_hba.conf", "no password supplied", "permission denied for database",
     "is not permitted to log in", "does not support SSL", "certificate verify failed", "certificate file",
@@ -68,9 +68,9 @@ _DEADLOCK = 1213
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether neither another connection nor time helps: a restart, a failover, the end of a rush.
+    """Whether neither another connection nor time (a restart, a failover, less load) helps.
 
-    Decided by the SQLSTATE of PostgreSQL, the number of MySQL, the code of SQLite.
+    The SQLSTATE of PostgreSQL, the number of MySQL or the code of SQLite decides.
     """
     if state := _sqlstate(error):
         return state.startswith(_FINAL_STATES) and state not in _PREPARED_ELSEWHERE
@@ -90,7 +90,7 @@ def is_final(error: BaseException) -> bool:
 def is_rolled_back(error: Exception) -> bool:
     """Whether the database rolled the statement back in favour of others.
 
-    A deadlock, or no READ COMMITTED; another process that writes to the file of SQLite.
+    Reasons: a deadlock, an isolation above READ COMMITTED, another process that writes to the file of SQLite.
     """
     if (code := _sqlite_code(error)) is not None:
         return code & 0xFF == sqlite3.SQLITE_BUSY
@@ -98,12 +98,12 @@ def is_rolled_back(error: Exception) -> bool:
 
 
 def is_of_another_session(error: Exception) -> bool:
-    """Whether the statement was prepared in another session of PostgreSQL, by a pooler that was not recognised."""
+    """Whether the statement was prepared in another session of PostgreSQL, because of an unrecognised pooler."""
     return _sqlstate(error) in _PREPARED_ELSEWHERE
 
 
 def lacks_migrations(error: BaseException | None) -> bool:
-    """Whether there is no such table or column, because ``migrate`` has not run, or not since this version came."""
+    """Whether a table or column is missing, because ``migrate`` has not run, or not with this version."""
     return error is not None and (_sqlstate(error) in ("42P01", "42703") or _number(error) in (1146, 1054))
 
 
@@ -113,12 +113,12 @@ def is_lost(error: Exception) -> bool:
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """Of PostgreSQL, by psycopg 3 or 2."""
+    """The SQLSTATE of PostgreSQL, from psycopg 3 or 2."""
     return getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
 
 
 def _number(error: BaseException) -> int | None:
-    """Of MySQL, MariaDB and their clients."""
+    """The error number of MySQL, MariaDB and their clients."""
     number = error.args[0] if isinstance(error, Error) and error.args else None
     return number if isinstance(number, int) else None
 
@@ -128,7 +128,7 @@ def _sqlite_code(error: BaseException) -> int | None:
 
 
 def final(text: str) -> LockBackendError:
-    """An error that neither another connection nor time removes."""
+    """A final error: neither another connection nor time helps."""
     error = LockBackendError(text)
     error.is_final = True
     return error

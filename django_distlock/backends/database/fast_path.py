@@ -1,8 +1,8 @@
-"""The fast path: to acquire and release a lock in one statement, where the database has RETURNING.
+"""The fast path: acquire and release a lock in one statement, if the database has RETURNING.
 
-A statement does nothing where more counts than the token, the expiry and the queue of the row, as where the lock has
-leases in other slots than the first, or where a newer version wrote it: then the algorithm of ``common.state`` decides,
-by compare-and-swap.
+A statement does nothing if more counts than the token, the expiry and the queue of the row, for example if the lock has
+leases in other slots than the first, or if a newer version wrote the row. Then the algorithm of ``common.state``
+decides, by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from ..common.timing import Timing
 from .sql import CHANNEL, CLOCKS, COLUMNS, TABLE
 from .statement import Statement
 
-# In a statement whose loss in a crash takes a lease from nobody: PostgreSQL answers it before it is on the disk. What
-# makes a lease, or lets it last, is never one. See "Commits that are not waited for" in docs/internals/protocol.md.
+# In a statement whose loss in a crash takes a lease from nobody: PostgreSQL answers it before it is on the disk. A
+# statement that makes or extends a lease never has it. See "Commits that are not waited for" in
+# docs/internals/protocol.md.
 ASYNCHRONOUS = "set_config('synchronous_commit', 'off', true)"
 
 
@@ -71,9 +72,9 @@ class FastPath:
         self._release = Statement(self._releasing())
 
     def _taking(self, *, may_wait: bool, has_limit: bool = False) -> str:
-        """Take a lock that is free; else join the queue, if it may wait. ``has_limit``: if that is not too long."""
-        # ``excluded`` is the attempt as a row, with the moment at which the statement began, "now", as its version.
-        # A statement that waits for another one may take a lease for held that has just expired, never the other way.
+        """Take a free lock; else join the queue, if it may wait. ``has_limit``: only if the queue is not too long."""
+        # ``excluded`` is the attempt as a row; its version is the moment at which the statement began, "now".
+        # A statement that waits for another one may treat a lease as held that has just expired, never the reverse.
         now, greatest = "excluded.version", self._greatest
         is_free = f"(own.state = '{FREE}' OR own.expires <= {now})"
         living = f"CASE WHEN own.careful_until <= {now} THEN '' ELSE own.waiters END"
@@ -101,7 +102,7 @@ class FastPath:
             is_new = f"own.token <> excluded.token AND {self._strpos}(own.waiters, excluded.token) = 0"
             may_join = f"{is_new} AND {_wants_one('own.waiters', 0)}"
             if has_limit:
-                may_join += " AND length(own.waiters) < %s"  # dead ones among them count, or are dropped, elsewhere
+                may_join += " AND length(own.waiters) < %s"  # else compare-and-swap counts the dead ones or drops them
             condition = f"CASE WHEN {is_free} THEN {living} = '' ELSE {may_join} END"
         condition += f" AND {self._strpos}(own.retired, excluded.token) = 0 AND own.others = ''"
         condition += f" AND own.format = {NUMBER}"
@@ -116,8 +117,8 @@ class FastPath:
                 f" ON CONFLICT (name) DO UPDATE SET {assigned} WHERE {condition}"
                 f" RETURNING {found.replace('own.', '')}"
             )
-        # ON CONFLICT of PostgreSQL begins anew whenever another statement has changed the row before, for seconds
-        # where many want it. UPDATE waits for its turn.
+        # In PostgreSQL, ON CONFLICT begins anew whenever another statement has changed the row first. If many want the
+        # row, this takes seconds. UPDATE waits for its turn.
         return (
             f"UPDATE {TABLE} AS own SET {assigned}"
             " FROM (SELECT CAST(%s AS bytea) AS name, moment AS version, CAST(%s AS text) AS token,"
@@ -128,7 +129,7 @@ class FastPath:
         )
 
     def _confirming(self) -> str:
-        """Of a waiter that was handed the lock. Until then it was kept for as long as others wait for it."""
+        """For a waiter that was handed the lock. Before it confirms, the lease lasts only for the time to take it."""
         held_until = f"CASE WHEN state = '{HELD}' THEN expires ELSE 0 END"
         changes = {
             "version": f"{self._greatest}(version + 1, {self._now})",
@@ -143,7 +144,7 @@ class FastPath:
         )
 
     def _refreshing(self) -> str:
-        """Of a waiter that looks, and so shows that it is alive."""
+        """For a waiter that looks, and so shows that it is alive."""
         found = f"{self._strpos}(waiters, %s)"
         changes = {
             "version": f"{self._greatest}(version + 1, {self._now})",
@@ -160,7 +161,7 @@ class FastPath:
         )
 
     def _releasing(self) -> str:
-        """Free the lock, or hand it over to the first in the queue, and notify that one."""
+        """Free the lock, or hand it over to the first in the queue and notify that waiter."""
         now, greatest = self._now, self._greatest
         token_at = 2 * DIGITS + 1
         token = f"substr(waiters, {token_at}, {TOKEN_LENGTH})"
@@ -183,13 +184,13 @@ class FastPath:
         )
         if not self._notifies:
             return f"{released} RETURNING 1"
-        # In one statement: a change that is not made notifies nobody.
+        # In one statement, so that a change that is not made notifies nobody.
         notify = f"CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END"
         return f"{released} RETURNING {notify}, {ASYNCHRONOUS}"
 
     def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> AcquireResult | None:
-        """Grant the lock to the attempt, or let it wait. Repeatable. None: nothing was done."""
-        token, may_wait = attempt.token, attempt.queue and attempt.slots == 1  # where the first slot is taken
+        """Grant the lock to the attempt, or let it wait. Repeatable. None: the statement did nothing."""
+        token, may_wait = attempt.token, attempt.queue and attempt.slots == 1  # if the first slot is taken
         if attempt.queue and attempt.place:
             found = self._confirm.fetch_one(connection, [attempt.ttl, attempt.holder, name, token])
             if may_wait:
@@ -211,7 +212,7 @@ class FastPath:
             return AcquireResult(True, fence, holding, state, remaining, holder)
         token_at = waiters.find(token)
         if token_at < 2 * DIGITS or not RECORDS.fullmatch(waiters):
-            return None  # something else wrote this: what reads the row says so
+            return None  # something else wrote this; reading the row raises the error
         place = int(waiters[token_at - 2 * DIGITS : token_at - DIGITS])
         return AcquireResult(False, fence, holding, state, remaining, holder, place, token_at == 2 * DIGITS)
 
@@ -220,7 +221,7 @@ class FastPath:
         return microseconds(self._timing.waiter_expires_after)
 
     def release(self, connection: Any, name: bytes, token: str) -> bool:
-        """Free the lock or hand it over. False: nothing was done."""
+        """Free the lock or hand it over. False: the statement did nothing."""
         grant_ttl = microseconds(self._timing.grant_ttl)
         return self._release.fetch_one(connection, [grant_ttl, name, token, self._waiter_ttl]) is not None
 
@@ -228,7 +229,7 @@ class FastPath:
 def _wants_one(waiters: str, index: int) -> str:
     """Whether the waiter at that index of the queue, if there is one, wants the lock alone.
 
-    One that wants more, and stands behind one that died, takes its slot at its next look.
+    A waiter that wants more slots, and stands behind a dead one, takes its slot at its next look.
     """
     slots_at = index * RECORD_LENGTH + SLOTS_AT + 1
     return f"substr({waiters}, {slots_at}, {SLOTS_LENGTH}) IN ('', '{1:0{SLOTS_LENGTH}}')"

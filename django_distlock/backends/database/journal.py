@@ -38,7 +38,7 @@ class Journal:
             return [entry for (entry,) in cursor.fetchall()]
 
     def left(self, connection: Any, before: float) -> list[tuple[bytes, int]]:
-        """The journals of any KEY_PREFIX whose last entry is older, with the ``id`` of that: nobody writes them now.
+        """The journals of any KEY_PREFIX whose last entry is older, with its ``id``. Nobody writes them now.
 
         ``before``: seconds of Unix time.
         """
@@ -52,7 +52,7 @@ class Journal:
         return [(journal, number) for journal, number, entry in last if entry and entry.at < before]
 
     def delete(self, connection: Any, journal: bytes, last: int, most: int) -> int:
-        """Delete the oldest entries of a journal, up to the last one and so many at most. Returns how many."""
+        """Delete the oldest entries of a journal, up to ``last`` and at most so many. Returns how many."""
         key = connection.Database.Binary(journal)
         with connection.cursor() as cursor:
             cursor.execute(

@@ -1,4 +1,4 @@
-"""Statements by libpq itself, through psycopg 3, whose cursors take about as long as a statement does."""
+"""Statements by libpq itself, through psycopg 3. A cursor of psycopg takes about as long as a statement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READERS: Mapping[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: i
 
 
 class Libpq:
-    """One connection of psycopg. It waits as psycopg's own cursors do: greenlets and signals come through."""
+    """One connection of psycopg. It waits as psycopg's cursors do, so greenlets run and signals are handled."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -32,7 +32,7 @@ class Libpq:
             if uses == prepare_after:
                 connection.send_prepare(statement.name, statement.sql_of_libpq)
                 self._result()
-                self._uses[statement.name] = uses + 1  # now: one that is rolled back is sent again
+                self._uses[statement.name] = uses + 1  # now: a statement that is rolled back is sent again
             connection.send_query_prepared(statement.name, values, formats)
         result = self._result()
         if uses < (prepare_after or 0):

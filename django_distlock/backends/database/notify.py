@@ -23,10 +23,10 @@ logger = logging.getLogger("django_distlock")
 
 
 class PostgresListener(WakeupListener):
-    """Hears ``"token"`` when the lock was handed to the request of that token, and sets its event.
+    """Hears ``"token"`` when the lock was handed to the request of that token, and sets the event of the request.
 
-    It is an improvement, not a need: until the echo of its own voice has come on another connection, and after
-    that stays away, waiters look by themselves.
+    Waiters do not depend on it. They look by themselves until an echo has come, sent on another connection, and again
+    when the echo stays away.
     """
 
     connection_error = Error
@@ -44,7 +44,7 @@ class PostgresListener(WakeupListener):
 
     @property
     def is_started(self) -> bool:
-        """Also where it is of no use to start it now."""
+        """True also if it is of no use to start it now."""
         return self._worker.thread is not None or clock() < self._deaf_until
 
     def _inbox_of(self, request: LockRequest) -> str:
@@ -107,9 +107,9 @@ class PostgresListener(WakeupListener):
             self._waiters.wake(text)
 
     def _keeps_session(self, wrapper: Any) -> bool:
-        """Whether a pooler leaves a session of the server to the connection for as long as that lasts.
+        """Whether the connection keeps its session of the server for as long as it lasts, also behind a pooler.
 
-        Else that session would go on to listen for us, and so be woken by each notification, when it is another's.
+        Otherwise the session would still listen for us, and each notification would wake it, when others use it.
         """
         with (
             wrapper.cursor() as cursor,
@@ -133,7 +133,7 @@ class PostgresListener(WakeupListener):
 
 
 def can_listen(alias: str) -> bool:
-    """Whether the database notifies, and its driver (psycopg 3) lets a thread wait for that."""
+    """Whether the database notifies, and its driver (psycopg 3) lets a thread wait for a notification."""
     return vendor_of(alias) == "postgresql" and is_psycopg3(class_of(alias))
 
 

@@ -1,4 +1,4 @@
-"""Acquire and release: in one statement where the case is common, else by compare-and-swap of the row."""
+"""Acquire and release: in one statement if the case is common, else by compare-and-swap of the row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sql import Statements
 
 
 class Operations:
-    """``timeout``: seconds until the deadline of a compare-and-swap that others are in the way of."""
+    """``timeout``: seconds until the deadline of a compare-and-swap that collides with others."""
 
     def __init__(self, vendor: str, sql: Statements, timeout: float, timing: Timing) -> None:
         self._sql = sql
@@ -29,12 +29,12 @@ class Operations:
         self._timing = timing
 
     def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> tuple[AcquireResult, float]:
-        """The result, and when the statement was sent that it is the answer to, on ``clock()``."""
+        """The result, and when its statement was sent, on ``clock()``."""
         sent_at = clock()
-        is_short = attempt.ttl < microseconds(self._timing.look_interval)  # a waiter may have to know when it ends
+        is_short = attempt.ttl < microseconds(self._timing.look_interval)  # a waiter may have to learn when it ends
         if self._fast_path and not is_short and (result := self._fast_path.acquire(connection, name, attempt)):
             return result, sent_at
-        # A process that only comes to wait backs off from those that hand the lock over.
+        # A process that only wants to wait gives way to those that hand the lock over.
         pause = self._timing.retry_pause_longest
         return self._decided(connection, name, lambda row: state.acquire(row, attempt), pause)
 
@@ -62,7 +62,7 @@ class Operations:
     ) -> tuple[list[StoredLease], float] | None:
         """The leases, granted in one transaction, and when the first row was read, on ``clock()``.
 
-        None: one is not free, or others wait for it, or another process changes its row just now.
+        None: a lock is not free, or others wait for it, or another process is changing its row.
         """
         sent_at = clock()
         rows = [(name, self._sql.read(connection, name)) for name, _ in attempts]
@@ -94,7 +94,7 @@ class Operations:
         return decision.granted
 
     def renew(self, connection: Any, name: bytes, leases: Sequence[tuple[str, int]]) -> set[str]:
-        """Of leases in any slots, by token, with the microseconds that each is to last at least. Those that stand."""
+        """Renew leases in any slots: by token, the microseconds that each must last. Returns the tokens that hold."""
         renewed: set[str] = set()
 
         def decide(row: Row) -> Decision:
@@ -108,7 +108,7 @@ class Operations:
     def _compare_and_swap(
         self, connection: Any, name: bytes, decide: Callable[[Row], Decision], longest_pause: float
     ) -> tuple[Row, Decision, float]:
-        """Read the row, decide, and write it unless it has changed since; then once more."""
+        """Read the row, decide, and write it if it has not changed since; otherwise repeat."""
 
         def attempt() -> tuple[Row, Decision, float]:
             sent_at = clock()

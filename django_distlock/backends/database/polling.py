@@ -1,4 +1,4 @@
-"""When a waiter looks whom no notification reaches."""
+"""When a waiter looks that no notification reaches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GROWTH = 1.3
 class PollBackoff:
     """The pauses between the looks of one waiter, through all its waits for a turn.
 
-    They grow while the lock stays with the same holder, begin anew when another one has it, and are longer for those
-    further behind. They are random by a third, so that processes do not look at the same moment.
+    They grow while the same holder has the lock, begin anew with another holder, and are longer for waiters further
+    behind. A third of each is random, so that processes do not look at the same moment.
     """
 
     def __init__(self, timing: Timing, *, is_file: bool) -> None:
@@ -26,7 +26,7 @@ class PollBackoff:
         self._deadline = 0.0
 
     def begin(self, timeout: float) -> None:
-        """Another wait, of ``timeout`` seconds."""
+        """Begin another wait, of ``timeout`` seconds."""
         self._deadline = clock() + timeout
 
     @property
@@ -41,7 +41,7 @@ class PollBackoff:
         return min(self.remaining, longest, pause)
 
     def update(self, position: QueuePosition) -> None:
-        """What the last look has shown."""
+        """Note the result of the last look."""
         is_same_holder = position.fence == self._seen.fence
         self._pause = self._pause * GROWTH if is_same_holder else self._shortest
         self._seen = position

@@ -13,7 +13,7 @@ logger = logging.getLogger("django_distlock")
 
 
 def row_key(prefix: str, name: str) -> bytes:
-    """Raises InvalidLockName where it is too long for the table."""
+    """Raises InvalidLockName if the key is too long for the table."""
     key = f"{prefix}:{name}".encode()
     if len(key) > LONGEST_KEY:
         raise InvalidLockName(f"The name {name!r:.80} takes {len(key)} bytes; the table has room for {LONGEST_KEY}")
@@ -25,7 +25,7 @@ def name_in(key: bytes, prefix: str) -> str:
 
 
 def readable_name_in(key: bytes, prefix: str) -> str | None:
-    """None, and an error in the log, where others wrote it."""
+    """The name in a key. None, and an error in the log, if something else wrote the key."""
     try:
         return name_in(key, prefix)
     except UnicodeDecodeError:

@@ -35,7 +35,7 @@ class Runs:
         is_kept = f"name = %s AND expires > {now}"
         is_newer = f"substr(stamp, 1, 1) BETWEEN '{NUMBER + 1}' AND '{LARGEST}'"
         may_move = f"(ran_at <= %s OR token = %s) AND (settled_at <= {now} OR %s <= %s) AND NOT ({is_newer})"
-        # ran_at comes last: MySQL compares with what was assigned before.
+        # ran_at comes last, because MySQL compares with values that were already assigned.
         self._move = (
             f"UPDATE {TABLE} SET token = CASE WHEN ran_at < %s THEN %s ELSE token END,"
             " stamp = CASE WHEN ran_at < %s THEN %s ELSE stamp END,"
@@ -47,7 +47,7 @@ class Runs:
             f"SELECT stamp, ran_at > {now} + {DAY:.0f}000000 FROM {TABLE} WHERE {is_kept} AND NOT ({may_move})"
         )
         self._clock = f"SELECT {now}"
-        # Not deleted and inserted: two who do so at the same moment may be a deadlock for MySQL.
+        # Not deleted and inserted: two such calls at the same moment may be a deadlock in MySQL.
         self._replace_expired = (
             f"UPDATE {TABLE} SET ran_at = %s, token = %s, stamp = %s, settled_at = {now} + %s, expires = {now} + %s"
             f" WHERE name = %s AND expires <= {now}"
@@ -71,10 +71,10 @@ class Runs:
         grace: int,
         max_ahead: int,
     ) -> LastRun | None:
-        """As ``claim_run``. Repeatable.
+        """See ``claim_run``. Repeatable.
 
-        A stamp that is returned does refuse the claim: if the row appeared or settled between two statements, all are
-        tried again.
+        A returned stamp really refuses the claim. If the row appeared or settled between two statements, all of them
+        are tried again.
         """
 
         def attempt() -> LastRun | None:
@@ -97,7 +97,7 @@ class Runs:
             ) from None
 
     def _move_row(self, connection: Any, name: bytes, seen: LastRun, now: LastRun, ttl: int, max_ahead: int) -> bool:
-        """Write ``now`` into the row, if that may be moved; whether it was."""
+        """Write ``now`` into the row, if the row may be moved. Returns whether it was."""
         at = _moment(now)
         moved = [at, now.token, at, now.to_text(), at, ttl, at, at]
         with connection.cursor() as cursor:
@@ -121,7 +121,7 @@ class Runs:
             raise ClockIsAhead(ahead / 1_000_000, max_ahead / 1_000_000)
 
     def _keep_seen(self, connection: Any, name: bytes, seen: LastRun, ttl: int, grace: int) -> bool:
-        """Store ``seen`` where there is no row, or one that has expired; whether that was so."""
+        """Store ``seen`` if there is no row, or if the row has expired. Returns whether it did."""
         binary, values = connection.Database.Binary(name), [_moment(seen), seen.token, seen.to_text(), grace, ttl]
         with connection.cursor() as cursor:
             cursor.execute(self._replace_expired, [*values, binary])
@@ -146,7 +146,7 @@ class Runs:
     def page(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> dict[bytes, LastRun | None]:
         """Stamps of names that begin with ``prefix``, in order, after the name ``after``.
 
-        None, and an error in the log, for one that cannot be read.
+        None, and an error in the log, for a stamp that cannot be read.
         """
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
@@ -159,7 +159,7 @@ class Runs:
 
 
 def _condition(connection: Any, name: bytes, seen: LastRun, now: LastRun) -> list[Any]:
-    """The parameters of the condition that a row has not expired and may, or may not, be moved."""
+    """The parameters of the condition that a row has not expired, and may (or may not) be moved."""
     return [connection.Database.Binary(name), _moment(seen), now.token, _moment(now), _moment(seen)]
 
 

@@ -70,19 +70,19 @@ logger = logging.getLogger("django_distlock")
 
 TABLE = DatabaseLock._meta.db_table
 STATES = (HELD, CLAIMED, RESTING, FREE)
-CHANNEL = "distlock_"  # and the inbox of the waiter
+CHANNEL = "distlock_"  # followed by the inbox of the waiter
 COLUMNS = "name, format, version, token, state, fence, expires, holder, others, waiters, retired, careful_until"
 
-# Microseconds of Unix time at this moment; now() of PostgreSQL would be when the transaction began, and MySQL's
-# local time repeats an hour each autumn. SQLite gets the function from the connection.
+# Microseconds of Unix time at this moment. now() of PostgreSQL would be the begin of the transaction, and MySQL's local
+# time repeats an hour each autumn. The connection gives SQLite the function.
 CLOCKS = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)",
     "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     "sqlite": "distlock_now()",
 }
 
-# How a transaction begins. The server ends a session in which nothing happens for a second, because its process was
-# stopped or cut off: it would keep its rows from all others. MySQL has no such limit, and takes it for a comment.
+# How a transaction begins. If nothing happens in it for a second, because its process was stopped or cut off, the
+# server ends the session, which would keep its rows from all others. MySQL has no such limit, and reads a comment.
 BEGIN = {
     "postgresql": ("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 1000",),
     "mysql": ("SET autocommit = 1 /*M!100300 , SESSION idle_write_transaction_timeout = 1 */", "BEGIN"),
@@ -166,12 +166,12 @@ class Statements:
         now, written_in, version, token, state, fence, expires, holder, others, waiters, retired, careful_until = found
         if version is None:
             return Row(int(now), timing=self._timing)
-        # SQLite keeps anything in any column
+        # SQLite accepts any value in any column
         are_numbers = {*map(type, (version, fence, expires, careful_until))} == {int}
         if are_numbers and is_newer_number(written_in):
             if max(expires, careful_until) > now:
                 raise final(newer_row(name))
-            return Row(int(now), version, fence=fence, timing=self._timing)  # nothing else in it counts any more
+            return Row(int(now), version, fence=fence, timing=self._timing)  # nothing else in the row counts any more
         try:
             if not are_numbers or written_in != NUMBER:
                 raise ValueError("not numbers")
@@ -191,7 +191,7 @@ class Statements:
             if not row.version:
                 cursor.execute(self._insert, [binary, NUMBER, version, *changed])
             elif notify and self._notifies:
-                # In one statement: a change that is not made notifies nobody.
+                # In one statement, so that a change that is not made notifies nobody.
                 told = [text for waiter in notify for text in (CHANNEL + waiter.inbox, waiter.token)]
                 calls = ", ".join(["pg_notify(%s, %s)"] * len(notify))
                 cursor.execute(
@@ -204,7 +204,7 @@ class Statements:
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        """All that is written inside, or nothing where that raises, or where the process stops in the midst."""
+        """Writes everything inside, or nothing if an error is raised or the process stops in the middle."""
         with connection.cursor() as cursor:
             for statement in self._begin:
                 cursor.execute(statement)
@@ -212,11 +212,11 @@ class Statements:
                 yield
                 cursor.execute("COMMIT")
             except Exception as error:
-                has_ended = is_lost(error)  # with its connection, and some drivers say less of that when asked again
+                has_ended = is_lost(error)  # with its connection; asked again, some drivers would say less about it
                 if connection.vendor == "sqlite":
-                    has_ended = not connection.connection.in_transaction  # as where the disk is full
+                    has_ended = not connection.connection.in_transaction  # for example if the disk is full
                 if not has_ended:
-                    cursor.execute("ROLLBACK")  # where that fails, too, its error closes the connection
+                    cursor.execute("ROLLBACK")  # if this fails as well, its error closes the connection
                 raise
 
     def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:
@@ -224,7 +224,7 @@ class Statements:
         if found is None:
             return QueuePosition(True)
         holding, others, is_free, fence, place = found
-        # Who stands first knows when a lease in another slot ends, and looks then.
+        # The first waiter knows when a lease in another slot ends, and looks then.
         if holding == token or token in others or (is_free and not others) or not place:
             return QueuePosition(True)
         try:
@@ -248,7 +248,7 @@ class Statements:
             return {token for (token,) in cursor.fetchall()}
 
     def newer(self, connection: Any, names: Sequence[bytes]) -> set[bytes]:
-        """Those that are locked, or waited for, in a format of a newer version."""
+        """The keys of rows in the format of a newer version that are locked or have waiters."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._newer.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
@@ -256,14 +256,14 @@ class Statements:
             return {bytes(name) for (name,) in cursor.fetchall()}
 
     def slots(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, list[int]]]:
-        """The slots that are taken of locks whose names begin with ``prefix``, in order, after the key ``after``."""
+        """The taken slots of locks whose keys begin with ``prefix``, in order, after the key ``after``."""
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
             cursor.execute(self._slots, [*bounds, limit])
             return [(bytes(name), _taken(bytes(name), *about)) for name, *about in cursor.fetchall()]
 
     def look(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, Row]:
-        """The leases of each that is locked; of one that cannot be read, none, and an error in the log."""
+        """The leases of each locked row; none, and an error in the log, if a row cannot be read."""
         with connection.cursor() as cursor:
             cursor.execute(
                 self._look.format(many=placeholders(names)), [connection.Database.Binary(name) for name in names]
@@ -271,12 +271,12 @@ class Statements:
             return {bytes(name): _row_of_leases(bytes(name), *about) for name, *about in cursor.fetchall()}
 
     def count_waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, int | None]:
-        """How many wait for each; None where that cannot be read."""
+        """How many wait for each lock; None if the row cannot be read."""
         found = self._queues(connection, names)
         return {name: None if queue is None else len(queue) for name, queue in found.items()}
 
     def waiters(self, connection: Any, names: Sequence[bytes]) -> dict[bytes, list[QueuedWaiter] | None]:
-        """Who waits for each, in order; None where that cannot be read."""
+        """The waiters for each lock, in order; None if the row cannot be read."""
         found = self._queues(connection, names)
         return {name: None if queue is None else list(map(_queued, queue)) for name, queue in found.items()}
 
@@ -298,7 +298,7 @@ class Statements:
             return None
 
     def waited_for(self, connection: Any, prefix: bytes, after: bytes, limit: int) -> list[bytes]:
-        """The keys of rows with a queue, of those that begin with ``prefix``, in order, after the key ``after``."""
+        """The keys of rows with a queue that begin with ``prefix``, in order, after the key ``after``."""
         bounds = map(connection.Database.Binary, (prefix, after, end_of(prefix)))
         with connection.cursor() as cursor:
             cursor.execute(self._waited_for, [*bounds, limit])
@@ -310,9 +310,9 @@ def _queued(waiter: Waiter) -> QueuedWaiter:
 
 
 def leases_of(token: str, state: str, fence: int, expires: int, holder: str, others: str) -> list[StoredLease]:
-    """Of the columns of a row: the lease in the first slot is in columns of its own.
+    """The leases from the columns of a row. The lease in the first slot has columns of its own.
 
-    Its number is that of the last grant, unless ``others`` says another one. Raises ValueError.
+    Its number is the one of the last grant, unless ``others`` has another one. Raises ValueError.
     """
     leases = leases_from_text(others)
     first = next((lease for lease in leases if lease.slot == 1), None)
@@ -324,7 +324,7 @@ def leases_of(token: str, state: str, fence: int, expires: int, holder: str, oth
 
 
 def _columns_of_leases(row: Row) -> Iterator[Any]:
-    """Token, state, number, end and holder of that in the first slot, and the others."""
+    """Token, state, number, end and holder of the lease in the first slot, and the other leases."""
     first = next((lease for lease in row.leases if lease.slot == 1), None)
     others = [lease for lease in row.leases if lease is not first]
     if first and first.fence != row.fence:
@@ -348,7 +348,7 @@ def _row_of_leases(name: bytes, written_in: object, now: int, *columns: Any) -> 
 
 
 def _taken(name: bytes, now: int, expires: int, state: str, others: str) -> list[int]:
-    """The numbers of the slots that are."""
+    """The numbers of the taken slots."""
     try:
         taken = [lease.slot for lease in leases_from_text(others) if lease.slot > 1 and lease.expires > now]
         return [1, *taken] if state != FREE and expires > now else taken
@@ -382,5 +382,5 @@ def placeholders(items: Sequence[object]) -> str:
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The first key after all that begin with the prefix, whose last byte is not 0xFF because it is UTF-8."""
+    """The first key after all that begin with the prefix. Its last byte is not 0xFF, because it is UTF-8."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,4 +1,4 @@
-"""The file of SQLite in which locks are: where it is, and its tables."""
+"""The file of SQLite with the locks: its path and its tables."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ SUFFIX = "-locks"
 def own_file(name: str | Path) -> str:
     """The file with the locks of a SQLite database, beside it.
 
-    A transaction that writes has a whole file to itself: with the locks in the same one, a caller inside a transaction
+    A transaction that writes has a whole file to itself. With the locks in the same file, a caller inside a transaction
     would wait for itself.
     """
     own, vfs = real_path(name) + SUFFIX, parse_qs(urlsplit(str(name)).query).get("vfs")
-    # Only that part of a URI is taken over: mode=ro, immutable or nolock say nothing of this file.
+    # Only this part of a URI is used: mode=ro, immutable or nolock are not about this file.
     return f"file:{quote(own)}?vfs={quote(vfs[0])}" if vfs and is_uri(name) else own
 
 
 def real_path(name: str | Path) -> str:
-    """The path without symbolic links, as SQLite finds its logs: one database has one file of locks."""
+    """The path without symbolic links, by which SQLite finds its logs, so that one database has one file of locks."""
     return os.path.realpath(_without_scheme(name))
 
 
@@ -55,7 +55,7 @@ def is_uri(name: str | Path) -> bool:
 
 
 def databases_in(file: str | None) -> Iterator[str]:
-    """The aliases of DATABASES that are in that file of SQLite."""
+    """The aliases of DATABASES that use this file of SQLite."""
     for alias, settings in connections.settings.items():
         is_sqlite = str(settings["ENGINE"]).rpartition(".")[2].startswith(("sqlite", "spatialite"))
         if file and is_sqlite and real_path(settings["NAME"]) == real_path(file):
@@ -67,7 +67,7 @@ def is_in_memory(name: str | Path) -> bool:
 
 
 class TemporaryFile:
-    """A file for the locks of a database in memory, which both belong to one process alone."""
+    """A file for the locks of a database in memory. Both belong to one process alone."""
 
     def __init__(self) -> None:
         folder = tempfile.mkdtemp(prefix="distlock-")
@@ -76,7 +76,7 @@ class TemporaryFile:
 
 
 def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child leaves it to its parent
+    if os.getpid() == pid:  # a forked child leaves the file to its parent
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -89,7 +89,7 @@ def make_file(file: str) -> None:
     if sys.platform == "win32":
         return
     path = Path(_without_scheme(file))
-    with _making:  # closing a file ends all locks that the process has on it, so no other thread may use it yet
+    with _making:  # closing a file drops all locks of the process on it, so no other thread may use it yet
         try:
             if stat.S_ISLNK(path.lstat().st_mode):
                 error = LockBackendError(f"{path} is a symbolic link. Delete it: locks are beside the database.")
@@ -102,9 +102,9 @@ def make_file(file: str) -> None:
             database = Path(str(path).removesuffix(SUFFIX)).stat()
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except (FileNotFoundError, FileExistsError):
-            return  # no database yet: SQLite makes this one as it will make that; or another process was faster
+            return  # no database yet: SQLite creates both in the same way; or another process was faster
         try:
-            with suppress(PermissionError):  # only root gives files away
+            with suppress(PermissionError):  # only root may change the owner
                 os.fchown(descriptor, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
             os.fchmod(descriptor, stat.S_IMODE(database.st_mode))
         finally:
@@ -115,20 +115,20 @@ _making = threading.RLock()
 
 
 def prepare_file(wrapper: Any, timeout: float, timing: Timing) -> None:
-    """Make the tables of the locks, if they are missing. ``timeout``: seconds for others that do so just now."""
+    """Make the tables of the locks if they are missing. ``timeout``: seconds to wait for others that make them."""
     raw = wrapper.connection
     raw.create_function("distlock_now", 0, lambda: wall_clock_us())
     raw.execute("PRAGMA synchronous = NORMAL")
     existing = {table for (table,) in raw.execute("SELECT name FROM sqlite_master")}
     if missing := [model for model in ROWS_OF_DATABASE_BACKEND if model._meta.db_table not in existing]:
         _make_tables(wrapper, missing, timeout, timing)
-    # SQLite itself would pause for a millisecond before it looks again, longer than most who write need.
+    # SQLite itself would pause for a millisecond before it looks again, longer than most writers need.
     raw.execute("PRAGMA busy_timeout = 0")
 
 
 def _make_tables(wrapper: Any, missing: list[Any], timeout: float, timing: Timing) -> None:
     raw, busy = wrapper.connection, wrapper.Database.OperationalError
-    # Readers do not wait for writers then. While others switch just now SQLite raises an error at once.
+    # Then readers do not wait for writers. While others switch, SQLite raises an error at once.
     backoff = Backoff(clock() + timeout, timing.retry_pause_shortest, timing.retry_pause_longest)
     retry(lambda: raw.execute("PRAGMA journal_mode = WAL"), lambda error: isinstance(error, busy), backoff)
     with wrapper.schema_editor(collect_sql=True, atomic=False) as editor:
@@ -138,15 +138,15 @@ def _make_tables(wrapper: Any, missing: list[Any], timeout: float, timing: Timin
 
 
 class ForkGate:
-    """A fork waits until no connection is in use, and none comes into use until the process has forked.
+    """A fork waits until no connection is in use, and no connection is used until the process has forked.
 
-    The system's locks of a file belong to a process, and a child has none of its parent's. SQLite keeps account of them
-    in memory, of which the child has a copy: it would take its parent's locks for its own, and read and write without
-    any. What was closed before the fork is not in that memory.
+    File locks of the system belong to a process, so a child has none of its parent's. But SQLite remembers them in
+    memory, and the child has a copy of that. It would treat its parent's locks as its own, and read and write without
+    any. Locks of connections that were closed before the fork are not in that memory.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # of an RLock: the thread that forks may pass
+        self._changed = threading.Condition()  # of an RLock, so that the thread that forks may pass
         self._users = 0
         self._forking: list[int] = []  # threads
 
@@ -164,7 +164,7 @@ class ForkGate:
                     self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Let no other thread pass until ``open()``. Whether the last user left within ``timeout`` seconds."""
+        """Let no other thread pass until ``open()``. Returns whether the last user left within ``timeout`` seconds."""
         self._changed.acquire()
         self._forking.append(threading.get_ident())
         return self._changed.wait_for(lambda: not self._users, timeout)

@@ -1,4 +1,4 @@
-"""Makes the tables of the locks by the app's own migrations, for a lock that is needed before ``migrate`` has run."""
+"""Makes the tables of the locks by the app's migrations, for a lock that is needed before ``migrate`` has run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ ADVISORY_KEY = 0x646973746C6F636B  # of PostgreSQL, within one database: "distlo
 
 
 def make_missing_tables(location: str, error: LockBackendError) -> bool:
-    """Whether a lock that failed so may be asked for again, because its tables are as this version needs them.
+    """Make the tables that this version needs. Returns whether the call that failed so may be repeated.
 
-    The migrations are recorded, so the ``migrate`` that follows finds them applied. Of several processes one makes them
-    and the others wait. Raises LockBackendError where that fails.
+    The migrations are recorded, so a later ``migrate`` finds them applied. Of several processes, one makes the tables
+    and the others wait. Raises LockBackendError if this fails.
 
     ``location``: the alias in ``DATABASES``.
     """
     if not lacks_migrations(error.__cause__):
         return False
     if not all(router.allow_migrate_model(location, model) for model in ROWS_OF_DATABASE_BACKEND):
-        return False  # they would be recorded, and not made
+        return False  # the migrations would be recorded, but the tables not made
     connection = connections[location]
     was_open = connection.connection is not None
     try:
         with _EXCLUSIONS[connection.vendor](connection):
-            executor = MigrationExecutor(connection)  # reads what others have applied until now
+            executor = MigrationExecutor(connection)  # reads what others have applied so far
             executor.migrate(executor.loader.graph.leaf_nodes(DatabaseLock._meta.app_label))
     except Error as problem:
         raise final(f"The tables of the locks cannot be made in the database {location!r}: {problem}") from problem
@@ -46,9 +46,9 @@ def make_missing_tables(location: str, error: LockBackendError) -> bool:
 
 @contextmanager
 def _postgresql(connection: Any) -> Iterator[None]:
-    """Until COMMIT, so that it is the same session behind a pooler, too; and all or nothing is made."""
+    """Lasts until COMMIT: so the session is the same behind a pooler, and all tables are made or none."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        # Whatever the role has: what others have committed is to be seen after the wait for them.
+        # Whatever the role has set: after the wait, we must see what others have committed.
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET LOCAL lock_timeout = '{TIMEOUT}s'")
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ADVISORY_KEY])
@@ -57,7 +57,7 @@ def _postgresql(connection: Any) -> Iterator[None]:
 
 @contextmanager
 def _mysql(connection: Any) -> Iterator[None]:
-    """Until it is released, because each statement that makes a table commits."""
+    """Lasts until it is released, because each statement that makes a table commits."""
     name = mysql_lock_name(connection.settings_dict["NAME"])
     with connection.cursor() as cursor:
         cursor.execute("SELECT GET_LOCK(%s, %s)", [name, TIMEOUT])
@@ -71,8 +71,8 @@ def _mysql(connection: Any) -> Iterator[None]:
 
 
 def mysql_lock_name(database: str) -> str:
-    """Of at most 64 characters, and of one database, because such names are those of a whole server."""
+    """At most 64 characters. It names the database, because such locks are shared by a whole server."""
     return f"distlock:{hashlib.sha256(database.encode()).hexdigest()[:32]}"
 
 
-_EXCLUSIONS = {"postgresql": _postgresql, "mysql": _mysql}  # the file of SQLite gets its tables by who opens it
+_EXCLUSIONS = {"postgresql": _postgresql, "mysql": _mysql}  # the process that opens the file of SQLite makes its tables

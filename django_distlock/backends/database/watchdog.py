@@ -1,4 +1,4 @@
-"""Ends calls to a database that does not answer: drivers for PostgreSQL have no time limit of their own."""
+"""Ends calls to a database that does not answer, because drivers for PostgreSQL have no time limit."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class CallTimeout(OperationalError):
 
 
 class Watchdog:
-    """Shuts down the socket of a call that takes too long; its driver then says that the connection broke.
+    """Shuts down the socket of a call that takes too long. Its driver then reports that the connection broke.
 
-    A statement_timeout would not do: it is state of a session, which poolers such as pgbouncer do not keep, and
-    a server that hangs does not keep it either.
+    A statement_timeout would not be enough: it is part of a session, which poolers such as pgbouncer do not keep, and a
+    server that hangs does not obey it.
 
-    Where no thread can be started, at the limit of a container or while the interpreter exits, calls have no time
-    limit. The next call tries again to start one.
+    If no thread can be started, at the limit of a container or while the interpreter exits, calls have no time limit.
+    The next call tries again to start one.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,9 +50,9 @@ class Watchdog:
 
     @contextmanager
     def watching(self, descriptor: Descriptor, timeout: float) -> Iterator[None]:
-        """Shuts the socket down after ``timeout`` seconds, and raises CallTimeout then.
+        """Shuts the socket down after ``timeout`` seconds, and then raises CallTimeout.
 
-        ``descriptor``: returns that of the socket now; None where the driver limits its calls itself.
+        ``descriptor``: returns the current descriptor of the socket; None if the driver limits its calls itself.
         """
         if descriptor() is None:
             yield
@@ -67,7 +67,7 @@ class Watchdog:
                 raise CallTimeout(f"no answer within {timeout:.1f} s") from error
             raise
         finally:
-            with self._guard:  # not while the thread looks: the descriptor may be another socket's soon
+            with self._guard:  # not while the thread looks, because the descriptor may soon belong to another socket
                 self._calls.pop(number, None)
 
     def _end_late(self) -> float | None:
@@ -90,11 +90,11 @@ def _log_refusal(error: RuntimeError) -> None:
 
 
 def _shut_down(descriptor: Descriptor) -> None:
-    # Looked up now: the socket of a call whose end was interrupted is closed, and its number may be another one's.
-    with suppress(Exception):  # drivers differ in what they raise for a connection that is closed
+    # Looked up now: if the end of a call was interrupted, its socket is closed, and another one may have its number.
+    with suppress(Exception):  # drivers raise different errors for a closed connection
         if (number := descriptor()) is None:
             return
-        view = socket.socket(fileno=number)  # of no duplicate: a process may have no descriptor left for one
+        view = socket.socket(fileno=number)  # not a duplicate: a process may have no descriptor left for one
         try:
             view.shutdown(socket.SHUT_RDWR)
         finally:
