@@ -1,1 +1,1 @@
-"""Where locks are kept. ``base`` is the contract that every store keeps."""
+"""The stores that keep locks. ``base`` is the contract that every store implements."""

@@ -24,7 +24,7 @@ from .optional import JournalBackend
 
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "JOURNAL", "OPTIONS")
 HOUR = 3600.0
-STEP = 500  # locks that are listed or looked at together
+STEP = 500  # locks per page of a list, and per look
 LONGEST_JOURNAL = 100_000  # entries
 LONG_HELD = Seconds(
     "after which a lease that is still held is reported, once; None reports none.", above=0.0, or_none=True
@@ -37,47 +37,48 @@ RESPONSE_MAX_HOLD = Seconds(
 
 
 class LockingBackend(ABC):
-    """What acquisitions, leases and renewal need of a store."""
+    """The part of a store that acquisitions, leases and renewal use."""
 
     supports_processes: ClassVar[bool] = True  # locks exclude other processes, not only other threads
     supports_hosts: ClassVar[bool] = True  # locks exclude processes of other machines as well
     supports_exclusion: ClassVar[bool] = True
     supports_queue: ClassVar[bool] = False  # waiters are granted the lock in the order they came
-    supports_wakeup: bool = True  # waiters are woken; otherwise wait_for_turn() is to return several times a second
+    supports_wakeup: bool = True  # waiters are woken; otherwise wait_for_turn() must return several times a second
     supports_slots: ClassVar[bool] = False  # several may hold a lock at once, as many as ``request.slots`` says
-    supports_max_waiters: ClassVar[bool] = False  # nobody is given a place where ``request.most_places`` are taken
-    supports_failover: ClassVar[bool] = False  # a server that is lost takes no lock with it
-    supports_transfer: ClassVar[bool] = True  # a lease can go on in another process: detach() and adopt()
-    # A process has a session with the store, and what it was granted ends with that. Until then no TTL frees anything.
+    supports_max_waiters: ClassVar[bool] = False  # gives no place if ``request.most_places`` are taken
+    supports_failover: ClassVar[bool] = False  # no lock is lost with a server
+    supports_transfer: ClassVar[bool] = True  # another process can continue with a lease: detach() and adopt()
+    # A process has a session with the store, and its leases end with the session. Until then, no TTL frees them.
     has_sessions: ClassVar[bool] = False
 
-    node_count: int | None = None  # of independent servers, a majority of which holds each lock; None: it is one store
+    node_count: int | None = None  # independent servers; a majority of them holds each lock; None: it is one store
 
-    # Told of a request that nobody waits for any more and that must be released; False if it cannot be. None, as of a
-    # backend that is not in ``locks``: its TTL frees it.
+    # Call it with a request that must be released because nobody waits for it any more; False if it cannot be released.
+    # None for a backend that is not in ``locks``: then the TTL frees the lock.
     on_orphan: Callable[[LockRequest], bool] | None = None
 
-    # Told by a store with sessions, with a token and a reason, that a lease is over: none of its renewals need fail
-    # before. It returns at once. None, as of a backend that is not in ``locks``: nobody has leases.
+    # A store with sessions calls it with a token and a reason when a lease is over, also if no renewal failed before.
+    # It returns at once. None for a backend that is not in ``locks``: then nobody has leases.
     on_loss: Callable[[str, str], object] | None = None
 
     @abstractmethod
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        """Try once. A Grant, or who is in the way.
+        """Try once. Returns a Grant, or the LockInfo of the lease in the way.
 
         A busy lock keeps a place for the request when ``queue`` is true (if the backend has queues);
         otherwise the attempt leaves nothing behind, and gives up a place the request had. May be
-        repeated with the same request: what an unseen attempt was granted is granted again.
-        Crowded, and nothing is left: ``request.most_places`` others have a place, those of the dead not for long.
+        repeated with the same request: if an earlier attempt was granted without an answer, it is granted again.
+        Returns Crowded, and leaves nothing behind, if ``request.most_places`` others have a place. Places of dead
+        waiters count only for a short time.
         """
 
     @abstractmethod
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo: ...
 
     def acquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
-        """Grant all of them in one step of the store, or none: requests for different locks.
+        """Grant all requests, which are for different locks, in one step of the store, or none.
 
-        None: one is busy, or others wait for it, or the store has no such step. The attempt leaves nothing behind then.
+        None: a lock is busy, or others wait for it, or the store has no such step. Then nothing is left behind.
         May be repeated as ``acquire()``.
         """
         return None
@@ -86,7 +87,7 @@ class LockingBackend(ABC):
         return None
 
     def is_listening(self, name: str) -> bool:
-        """Whether a place in the queue of that lock costs nothing extra; otherwise callers first try without one."""
+        """Whether a place in the queue of that lock costs nothing extra. Otherwise callers first try without one."""
         return True
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
@@ -97,26 +98,26 @@ class LockingBackend(ABC):
         await self.apause(request, timeout)
 
     def pause(self, request: LockRequest, timeout: float) -> None:
-        """``wait_for_turn()`` without a question to the store, which has just failed."""
+        """``wait_for_turn()`` without asking the store, which has just failed."""
         request.event.wait(timeout)
 
     async def apause(self, request: LockRequest, timeout: float) -> None:
         await request.event.await_set(timeout)
 
     def succeed(self, successor: LockRequest) -> None:  # noqa: B027 - most stores do not know waiters
-        """The request inherited the place of one that left: what is meant for that place is meant for it now."""
+        """The request inherited the place of one that left. From now on, messages for that place are for it."""
 
     def places(self, queued: Sequence[LockRequest]) -> list[LockRequest]:
-        """What to release at exit for those that have a place in the queue; one may be granted a lock just now."""
+        """The requests to release at exit because they have a place in the queue; one may just be granted its lock."""
         return []
 
     @abstractmethod
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        """End the request's lease, give a grant back or leave the queue: afterwards nothing of the request is left.
+        """End the request's lease, give a grant back or leave the queue. Afterwards nothing of the request is left.
 
         ``cooldown``: seconds for which the lock stays taken. ``force``: an operator frees a lock that was released
         already and is still in its cooldown.
-        True if the request held the lock.
+        Returns whether the request held the lock.
         """
 
     @abstractmethod
@@ -126,9 +127,9 @@ class LockingBackend(ABC):
     def renew(
         self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None
     ) -> Sequence[bool | None]:
-        """Let each lease last that many seconds from now, never less than it had; False where it is gone.
+        """Let each lease last that many seconds from now, or longer if it did. False for a lease that is gone.
 
-        None where some of the store's nodes failed and the others cannot tell: to be asked again.
+        None if some of the store's nodes failed and the others cannot tell: ask again.
         ``timeout``: seconds after which an answer would come too late.
         """
 
@@ -139,7 +140,7 @@ class LockingBackend(ABC):
 
 
 def named(found: list[list[LockInfo]], names: Sequence[str], prefix: str) -> list[list[LockInfo]]:
-    """What was looked at by the keys of ``keyed()``, by name."""
+    """The results by name, from results by the keys of ``keyed()``."""
     if not prefix:
         return found
     seen = zip(found, names, strict=True)
@@ -147,38 +148,38 @@ def named(found: list[list[LockInfo]], names: Sequence[str], prefix: str) -> lis
 
 
 def names_of(slots: Iterable[Slot]) -> list[str]:
-    """Of the locks, each once."""
+    """The names of the locks, each once."""
     return list(dict.fromkeys(name for name, _ in slots))
 
 
 def leases_in(slots: Sequence[Slot], found: Iterable[Iterable[LockInfo]]) -> list[LockInfo | None]:
-    """The lease in each slot, of what a look at their locks has found; None where there is none."""
+    """The lease in each slot, from the result of a look at their locks; None if a slot is free."""
     known = {(info.name, info.slot): info for leases in found for info in leases}
     return [known.get(slot) for slot in slots]
 
 
 class InspectionBackend(ABC):
-    """What lists and pages need: which leases there are, whose they are, and who waits.
+    """The part that lists and pages use: which leases there are, who holds them, and who waits.
 
-    Names are those of the caller's locks, where KEY_PREFIX is a callable.
+    If KEY_PREFIX is a callable, names are those of the caller's locks.
     """
 
-    takes_callable_prefix: ClassVar[bool] = False  # it tells locks apart by ``request.key``, and asks ``prefix_now()``
-    template_of: Callable[[str], str] | None = None  # of the lease with that token; "" where another process has it
-    ask_prefix: Callable[[], str] | None = None  # KEY_PREFIX, where it is a callable
-    shared_prefix = ""  # then: of what is nobody's, such as runs of beat
+    takes_callable_prefix: ClassVar[bool] = False  # it identifies locks by ``request.key``, and asks ``prefix_now()``
+    template_of: Callable[[str], str] | None = None  # of the lease with that token; "" if another process has it
+    ask_prefix: Callable[[], str] | None = None  # KEY_PREFIX, if it is a callable
+    shared_prefix = ""  # then: the prefix for keys of no tenant, such as runs of beat
 
     def prefix_now(self) -> str:
-        """What a callable KEY_PREFIX answers to the caller; "" where it is a text."""
+        """The answer of a callable KEY_PREFIX to the caller; "" if it is a text."""
         return self.ask_prefix() if self.ask_prefix else ""
 
     def keyed(self, names: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """That answer, and the keys of the caller's locks of these names, as requests for them have them."""
+        """That answer, and the keys that requests for the caller's locks of these names have."""
         prefix = self.prefix_now()
         return prefix, [lock_key(prefix, name) for name in names] if prefix else names
 
     def pinned(self, prefix: str | None = None) -> Self:
-        """This backend, where KEY_PREFIX has the answer that it gives now, or ``prefix``, whoever asks it later."""
+        """This backend with a fixed KEY_PREFIX: the answer that the callable gives now, or ``prefix``."""
         if not self.ask_prefix:
             return self
         answer = prefix or self.ask_prefix()
@@ -188,9 +189,9 @@ class InspectionBackend(ABC):
 
     @abstractmethod
     def slots(self, prefix: str = "") -> Iterator[Slot]:
-        """Those in which there is a lease now, of locks whose names begin with ``prefix``: each once, in no order.
+        """The slots that have a lease now, of locks whose names begin with ``prefix``: each once, in no order.
 
-        Costs no look at the single leases; one that comes or goes meanwhile may or may not be told.
+        It does not look at the single leases. A lease that comes or goes meanwhile may or may not be included.
         """
 
     @abstractmethod
@@ -205,44 +206,44 @@ class InspectionBackend(ABC):
 
     @abstractmethod
     def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
-        """The leases of each lock as they stand now, in the order of their slots; none where it is free."""
+        """The current leases of each lock, in the order of their slots; none if the lock is free."""
 
     @abstractmethod
     async def alook(self, names: Sequence[str]) -> list[list[LockInfo]]: ...
 
     def holders(self, slots: Sequence[Slot]) -> list[Holder | None]:
-        """Whose each lease is, for who asks for very many; None where there is none, or it is not taken yet."""
+        """The holder of each lease, for very many leases; None if there is no lease, or nobody has taken it yet."""
         return [info.holder if info else None for info in leases_in(slots, self.look(names_of(slots)))]
 
     async def aholders(self, slots: Sequence[Slot]) -> list[Holder | None]:
         return [info.holder if info else None for info in leases_in(slots, await self.alook(names_of(slots)))]
 
     def remaining(self, slots: Sequence[Slot]) -> list[float | None]:
-        """Seconds that each lease has left, for who asks for very many; None where there is none."""
+        """Seconds that each lease has left, for very many leases; None if there is no lease."""
         return [info.remaining if info else None for info in leases_in(slots, self.look(names_of(slots)))]
 
     async def aremaining(self, slots: Sequence[Slot]) -> list[float | None]:
         return [info.remaining if info else None for info in leases_in(slots, await self.alook(names_of(slots)))]
 
     def count_waiters(self, names: Sequence[str]) -> list[int | None]:
-        """How many stand in each lock's queue, processes or single waiters as the store knows them; None: not known."""
+        """How many wait in each lock's queue: processes or single waiters, as the store counts; None: not known."""
         return [None] * len(names)
 
     async def acount_waiters(self, names: Sequence[str]) -> list[int | None]:
         return [None] * len(names)
 
-    # Without twins: operators ask.
+    # Without twins, because operators ask.
 
     def waiters(self, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
-        """Who stands in each lock's queue, the first one first; None: not known."""
+        """The waiters in each lock's queue, the first one first; None: not known."""
         return [None] * len(names)
 
     def waited_for(self, prefix: str = "") -> Iterator[str]:
-        """The locks that have a queue, of names that begin so: each once, in no order."""
+        """The locks with a queue whose names begin with ``prefix``: each once, in no order."""
         return iter(())
 
     def held(self, prefix: str = "", *, step: int = STEP) -> Iterator[LockInfo]:
-        """The leases that stand now, of locks whose names begin with ``prefix``, looked at ``step`` at a time."""
+        """The current leases of locks whose names begin with ``prefix``; it looks at ``step`` locks at a time."""
         pinned = self.pinned()
         slots = pinned.slots(prefix)
         while batch := list(islice(slots, step)):
@@ -266,10 +267,10 @@ class InspectionBackend(ABC):
 
 
 class MaintenanceBackend(ABC):
-    """What operators and Django need: settings, checks, pruning, and an end."""
+    """The part that operators and Django use: settings, checks, pruning, and close."""
 
     options: ClassVar[Mapping[str, Any]] = {}  # the keywords of OPTIONS with their defaults
-    options_elsewhere: ClassVar[Mapping[str, str]] = {}  # keywords that it does not have, and what to do instead
+    options_elsewhere: ClassVar[Mapping[str, str]] = {}  # keywords that it does not have, and what to use instead
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         self.alias = alias
@@ -312,7 +313,7 @@ class MaintenanceBackend(ABC):
 
     @abstractmethod
     def check(self) -> list[CheckResult]:
-        """What an operator should know of the store, by asking it. Raises nothing when it does not answer.
+        """What an operator should know about the store; asks it. Raises nothing if it does not answer.
 
         A store that has a circuit breaker is asked even if that is open.
         """
@@ -331,14 +332,14 @@ class MaintenanceBackend(ABC):
     def make_missing(self, error: LockBackendError) -> bool:
         """Make what the store lacked when a request failed so, such as its tables. Whether to repeat the request.
 
-        Raises LockBackendError where it cannot be made.
+        Raises LockBackendError if it cannot be made.
         """
         return False
 
     def prune(self, older_than_seconds: float) -> int | None:
-        """Delete what is kept of locks that nobody has held for so long. Returns of how many.
+        """Delete what the store keeps of locks that nobody has held for so long. Returns the number of locks.
 
-        None where the store keeps nothing of free locks.
+        None if the store keeps nothing of free locks.
         """
         return None
 
@@ -347,17 +348,17 @@ class MaintenanceBackend(ABC):
 
     @property
     def keyspace(self) -> Hashable | None:
-        """Equal for backends that keep the same locks; None: nobody else can have these.
+        """Equal for backends that keep the same locks; None: no other backend can have these locks.
 
-        A tuple that ends with KEY_PREFIX where keys are that, a colon and the name: one prefix may contain another.
+        A tuple that ends with KEY_PREFIX if keys are KEY_PREFIX, a colon and the name: one prefix may contain another.
         """
         return None
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
-        """Let go of idle connections of threads; those of event loops end with their loop."""
+        """Close idle connections of threads. Connections of event loops end with their loop."""
 
     def setting(self, key: str) -> str:
-        """How a message names a key of this backend: DISTRIBUTED_LOCKS['default']['LOCATION']."""
+        """The name of a setting of this backend in messages: DISTRIBUTED_LOCKS['default']['LOCATION']."""
         return f"DISTRIBUTED_LOCKS[{self.alias!r}][{key!r}]"
 
     def __repr__(self) -> str:
@@ -368,7 +369,7 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
     """One store of locks, named by an alias of the setting ``DISTRIBUTED_LOCKS``.
 
     One object serves all threads and event loops of a process. Methods with the prefix ``a`` are the
-    native twins for asyncio. A store that does not answer, or refuses, raises LockBackendError within
+    native twins for asyncio. If the store does not answer, or refuses, a method raises LockBackendError within
     the timeouts of the backend. ``backends.twins`` has two bases that write the twins for a store.
     """
 

@@ -1,4 +1,4 @@
-"""For tests that must not lock: everything is granted at once, and nothing is remembered."""
+"""For tests that must not lock: every request is granted at once, and nothing is remembered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class DummyBackend(ThreadedBackend, ExchangeBackend):
-    """Grants every lock to everybody. Fencing numbers grow all the same."""
+    """Grants every lock to everybody. Fencing numbers still grow."""
 
     supports_processes = False
     supports_hosts = False
@@ -26,7 +26,7 @@ class DummyBackend(ThreadedBackend, ExchangeBackend):
     _fences = itertools.count(1)
 
     async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
-        return call()  # which does not wait
+        return call()  # it does not wait
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant:
         return Grant(next(self._fences), clock())

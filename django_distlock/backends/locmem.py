@@ -22,7 +22,7 @@ from .twins import ThreadedBackend
 
 T = TypeVar("T")
 
-FIRST_SWEEP = 1000  # rows, from which on those that say nothing any more are removed
+FIRST_SWEEP = 1000  # rows; with more, rows without information are removed
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Run:
 
     stamp: LastRun
     expires: float
-    settled: float  # from when on it may be claimed again
+    settled: float  # from then on it may be claimed again
 
 
 class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBackend):
@@ -70,14 +70,14 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
         self._journal: deque[str] = deque(maxlen=self.journal_length)
 
     async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
-        return call()  # which does not wait
+        return call()  # it does not wait
 
     @contextmanager
     def _exclusive(self) -> Iterator[bool]:
-        """The guard; False where this very thread is in the middle of a change.
+        """The guard; False if this thread is in the middle of a change.
 
-        The garbage collector and handlers of signals run at any point of a thread, also inside a change, which goes on
-        only when they return. They must neither change anything then nor wait for its end.
+        The garbage collector and signal handlers run at any point of a thread, also inside a change, which continues
+        only when they return. So they must neither change anything nor wait for the end of the change.
         """
         if self._is_changing and self._guard._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - what Condition asks
             yield False
@@ -148,7 +148,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
             return [len(self._row(key).live_waiters) for key in keys]
 
     def waiters(self, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
-        """The leader of each line: the others stand in the queue of this process."""
+        """The leader of each line; the others stand in the local queue of this process."""
         _, keys = self.keyed(names)
         with self._guard:
             queues = [[(one, self._requests.get(one.token)) for one in self._row(key).live_waiters] for key in keys]
@@ -207,7 +207,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
     # Called with the guard held
 
     def _acquire(self, request: LockRequest, queue: bool, old: str = "") -> Grant | LockInfo:
-        """``old``: the token whose lease it is to take over."""
+        """``old``: the token whose lease it takes over."""
         sent_at, row, attempt = clock(), self._row(request.key), Attempt.of(request, queue)
         decision = state.exchange(row, old, attempt) if old else state.acquire(row, attempt)
         lease, granted = decision.lease, self._apply(request.key, row, decision)
@@ -220,13 +220,13 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
         return Crowded(*info) if decision.is_crowded else info
 
     def _row(self, key: str) -> _Row:
-        """The row as it is now. A decision stores it."""
+        """The current row. A decision stores it."""
         row = self._rows.get(key) or _Row(0, fence=self._last_fence, timing=self.timing, live_tokens=self._requests)
         row.now = microseconds(clock())
         return row
 
     def _apply(self, key: str, row: _Row, decision: Decision) -> bool:
-        """Store the row while it says something, wake the waiter that is to look; whether the lock was granted."""
+        """Store the row if it has information, and wake the waiters that must look. Whether the lock was granted."""
         self._last_fence = max(self._last_fence, row.fence)
         if row.live_leases or row.waiters:
             self._rows[key] = row

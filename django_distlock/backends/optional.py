@@ -1,4 +1,4 @@
-"""Parts of the contract that not every store has. A backend inherits them beside ``BaseLockBackend``."""
+"""Parts of the contract that not every store has. A backend inherits them in addition to ``BaseLockBackend``."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ..types import Grant, LockInfo, LockRequest
 
 
 class JournalBackend(ABC):
-    """What happened to locks lately, where the setting JOURNAL says so. Without twins: a thread writes, operators read.
+    """Keeps what happened to locks lately, if JOURNAL is set. Without twins: a thread writes, operators read.
 
-    Inherited, beside ``BaseLockBackend``, by a store that keeps it.
+    A store that keeps a journal inherits it in addition to ``BaseLockBackend``.
     """
 
     alias: str
 
     @abstractmethod
     def write_journal(self, entries: Sequence[str]) -> None:
-        """Add them, and drop those before the last ``journal_length``. Raises LockBackendError; some may be added then.
+        """Add entries, and drop all but the last ``journal_length``. Raises LockBackendError; some may be added then.
 
-        Texts of JournalEntry, no more than ``journal_length``.
+        ``entries``: texts of JournalEntry, at most ``journal_length``.
         """
 
     @abstractmethod
     def read_journal(self) -> list[str]:
-        """What there is, in no certain order. An entry may be there twice."""
+        """The entries, in no certain order. An entry may be there twice."""
 
 
 class RunsBackend(ABC):
-    """What beat needs: the runs of its entries. Without twins, because beat has no event loop.
+    """Keeps the runs of beat's entries. Without twins, because beat has no event loop.
 
-    Inherited, beside ``BaseLockBackend``, by a store that keeps them.
+    A store that keeps runs inherits it in addition to ``BaseLockBackend``.
     """
 
     grace = 5.0  # seconds, above what a beat needs to notice that the store lost its data
@@ -42,35 +42,36 @@ class RunsBackend(ABC):
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float) -> LastRun | None:
         """Move the stamp of an entry from ``seen`` to ``now``, in one step of the store; None if it is moved.
 
-        It is moved if it is not newer than ``seen``, or if it has the token of ``now``: then an earlier attempt,
-        whose answer was lost, has moved it. It never becomes older; so ``now`` may be ``seen`` itself, to tell
-        what the caller knows. It is kept for ``ttl`` seconds.
+        It is moved if it is not newer than ``seen``, or if it has the token of ``now``. In this case an earlier
+        attempt, whose answer was lost, has moved it. A stamp never becomes older, so ``now`` may be ``seen`` itself, to
+        tell the store what the caller knows. The stamp is kept for ``ttl`` seconds.
 
-        Otherwise the stamp that stands is returned. That is a newer one if another beat ran the entry. A store
-        that has none keeps ``seen``; and because it may have lost a newer one, it gives no run of that entry to
+        Otherwise the stamp that stands is returned, for example a newer one if another beat ran the entry. A store
+        without a stamp keeps ``seen``. Because it may have lost a newer one, it then gives no run of that entry to
         anybody for ``grace`` seconds, in which all beats tell it what they know.
 
-        Raises UnreadableRun for what is no stamp, and is left as it is, and ClockIsAhead if ``now`` is more than
-        ``runs_ahead`` seconds ahead of the store's clock: the other beats would wait until then.
+        Raises UnreadableRun if the value is not a stamp, which stays as it is. Raises ClockIsAhead if ``now`` is more
+        than ``runs_ahead`` seconds ahead of the store's clock, because the other beats would wait until then.
         """
 
     @abstractmethod
     def find_runs(self, names: Sequence[str]) -> list[LastRun | None]:
-        """The stamp of each entry; None where there is none that can be read."""
+        """The stamp of each entry; None if there is none, or if it cannot be read."""
 
     @abstractmethod
     def forget_run(self, name: str) -> bool:
-        """Delete the stamp of an entry, also one that cannot be read; whether there was one."""
+        """Delete the stamp of an entry, also one that cannot be read. Returns whether there was one."""
 
     @abstractmethod
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        """All entries that have a stamp, each once, in no order. One that cannot be read is logged as an error."""
+        """All entries with a stamp, each once, in no order. A stamp that cannot be read is logged as an error."""
 
 
 class ExchangeBackend(ABC):
     """A store that lets one lease follow on another without a moment in which the lock is free.
 
-    Without twins, because Celery has no event loop. Inherited, beside ``BaseLockBackend``, by a store that can do it.
+    Without twins, because Celery has no event loop. A store that can do this inherits it in addition to
+    ``BaseLockBackend``.
     """
 
     @abstractmethod
@@ -78,9 +79,9 @@ class ExchangeBackend(ABC):
         """End the lease of ``old`` and grant its slot to the request, in one step of the store.
 
         Nobody comes in between, also if others wait for the lock. The new lease has a new number, and the holder and
-        the TTL of the request. Where ``old`` does not hold the lock, this is ``acquire(request, queue=False)``. It may
-        be repeated as that: what an unseen attempt was granted is granted again, and a release of the request gives
-        it back.
+        the TTL of the request. If ``old`` does not hold the lock, this is ``acquire(request, queue=False)``. It may be
+        repeated in the same way: if an earlier attempt was granted without an answer, it is granted again, and a
+        release of the request gives it back.
 
         If ``old`` is in doubt, its token is retired, so that a command of it that arrives late is granted nothing.
         """

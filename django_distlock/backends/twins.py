@@ -1,4 +1,4 @@
-"""Two ways in which a store comes to its methods for threads and their twins for tasks, each written here once."""
+"""Two bases for a store that write its methods for threads and their twins for tasks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 class GeneratorBackend(BaseLockBackend):
     """A store whose operations are generators without I/O, written once for threads and tasks.
 
-    They yield the calls that they want of a client: ``_client`` makes them for threads, and for the tasks of an event
-    loop the one that ``_async_clients`` has for it, by its twins. See ``utils.drive``.
+    They yield calls to a client. ``_client`` makes them for threads. For the tasks of an event loop, the loop's client
+    from ``_async_clients`` makes them, by its twins. See ``utils.drive``.
 
-    A store that must be quick writes ``acquire()``, ``release()`` and their twins instead of ``_acquire()`` and
+    A store that must be fast implements ``acquire()``, ``release()`` and their twins instead of ``_acquire()`` and
     ``_release()``.
     """
 
@@ -33,11 +33,11 @@ class GeneratorBackend(BaseLockBackend):
     _async_clients: PerLoop[Any]
 
     def _translated(self, error: Exception) -> Exception:
-        """What is raised inside of the generators where the client fails with that error."""
+        """The error to raise inside the generators if the client fails with that error."""
         return error
 
     def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
-        """What interrupts an attempt is met here: afterwards ``request.in_doubt`` is right."""
+        """Implementations handle interrupts of an attempt: afterwards ``request.in_doubt`` is right."""
         raise NotImplementedError
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
@@ -54,7 +54,7 @@ class GeneratorBackend(BaseLockBackend):
 
     @abstractmethod
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:
-        """Slots, a part of them by each of these steps. One is made when those before were taken."""
+        """Slots in parts, one part from each of these steps. The next part is made when the ones before were taken."""
 
     @abstractmethod
     def _look(self, names: Sequence[str]) -> Steps[list[list[LockInfo]]]: ...
@@ -72,7 +72,7 @@ class GeneratorBackend(BaseLockBackend):
         return [None] * len(names)
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
-        """What ``check()`` tells beside the self-test, asked before it. A LockBackendError stands for all of it."""
+        """The results of ``check()`` besides the self-test, which follows. A LockBackendError stands for all."""
         yield from ()
         return []
 
@@ -140,7 +140,7 @@ class GeneratorBackend(BaseLockBackend):
     def check(self) -> list[CheckResult]:
         try:
             found = drive(self._diagnose(), self._client, self._translated)
-        except LockBackendError as error:  # a second question would cost the timeouts once more
+        except LockBackendError as error:  # another question would cost the timeouts again
             return [selftest.failed(error)]
         return super().check() + found
 
@@ -153,24 +153,24 @@ class GeneratorBackend(BaseLockBackend):
 
 
 class ThreadedBackend(BaseLockBackend):
-    """A store whose client knows no asyncio: the twins run the methods in threads.
+    """A store whose client has no asyncio: the twins run the methods in threads.
 
-    Waiting costs no thread: ``await_for_turn()`` sleeps in the event loop. KEY_PREFIX is asked outside of the threads,
-    which do not know whose locks their caller asks for.
+    Waiting costs no thread, because ``await_for_turn()`` sleeps in the event loop. A callable KEY_PREFIX is called
+    outside the threads, because they do not know whose locks their caller asks for.
     """
 
     @abstractmethod
     async def _in_thread(self, call: Callable[[], T], waiter: LockRequest | None = None) -> T:
-        """What ``call()`` returns or raises. A store that never waits calls it here.
+        """Returns or raises what ``call()`` does, in a thread. A store that never waits calls it directly.
 
-        ``waiter``: for whose attempt, which may be urgent.
+        ``waiter``: the request of the attempt, which may be urgent.
         """
 
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         try:
             return await self._in_thread(lambda: self.acquire(request, queue=queue), request)
         except CancelledError:
-            request.in_doubt = True  # its thread goes on
+            request.in_doubt = True  # its thread continues
             raise
 
     async def aacquire_all(self, requests: Sequence[LockRequest]) -> Sequence[Grant] | None:
