@@ -32,7 +32,7 @@ from .messages import (
     time_out,
 )
 
-LATE_LOOKS = 5  # rounds of the loop in which it reads what came while it was blocked
+LATE_LOOKS = 5  # rounds of the loop in which it reads replies that came while it was blocked
 
 
 class AsyncNode(NodeState):
@@ -53,12 +53,12 @@ class AsyncNode(NodeState):
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it is silent for longer than each of the tasks that share the connection waits."""
+        """Whether it is silent for longer than any of the tasks waits that share the connection."""
         longest = max((exchange.timeout for exchange in self._pending if not exchange.is_settled), default=0.0)
         return self.unresponsive_for > longest
 
     def is_ready(self, timeout: float, *, urgent: bool) -> bool:
-        """Whether a reply can be expected; with ``urgent`` also where one is overdue."""
+        """Whether a reply can be expected; with ``urgent`` also if one is overdue."""
         if self.connection is None:
             return False
         if self.unresponsive_for > self._timing.node_unresponsive_after:
@@ -74,7 +74,7 @@ class AsyncNode(NodeState):
             self.send(Message(login.packed, 1), sent_at)
         exchange = Exchange(message.replies, sent_at, self.connection)
         self._pending.append(exchange)
-        # Not by send_packed_command, which may suspend: messages must be sent in the order in which they are pending.
+        # Not by send_packed_command, which may suspend: messages must be sent in the order of ``pending``.
         self.connection._writer.write(message.packed)  # noqa: SLF001 - see above
         return exchange
 
@@ -91,7 +91,7 @@ class AsyncNode(NodeState):
 
     async def _connect(self) -> None:
         if asyncio.current_task() is not self.connecting:
-            return  # its caller was interrupted, and another one begins anew
+            return  # its caller was interrupted, and another one connects anew
         connection, began = None, clock()
         try:
             connection = await self.location.aconnected()
@@ -133,7 +133,7 @@ class AsyncNode(NodeState):
             await connection.disconnect(nowait=True)
 
     def close_with_undo(self, error: Exception) -> None:
-        """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
+        """Send commands that undo the pending messages, behind them, in case the node wakes up and executes these."""
         if self.connection is not None:
             for undo in [exchange.undo_message() for exchange in self._pending if exchange.undo_message]:
                 self.send(undo, clock())
@@ -155,7 +155,7 @@ class AsyncNode(NodeState):
 class AsyncNodes:
     """All nodes of a backend, for the tasks of one event loop."""
 
-    ending: AsyncIterator[None]  # held here because the loop itself keeps no more than a weak reference
+    ending: AsyncIterator[None]  # kept here, because the loop itself has only a weak reference
 
     def __init__(
         self, locations: Sequence[Location], breakers: Sequence[ServerBreaker], majority: int, timing: Timing
@@ -166,7 +166,7 @@ class AsyncNodes:
         self._keeps = True  # connections for the next call
 
     async def arun(self, steps: NodeSteps[T], limits: Limits) -> T:
-        """As ``Nodes.run``; tasks share the connections of their loop, so none waits until one is free."""
+        """As ``Nodes.run``. Tasks share the connections of their loop, so no task waits until one is free."""
         self._running += 1
         try:
             ready = await self._ready(limits)
@@ -207,7 +207,7 @@ class AsyncNodes:
         try:
             if not await done:
                 for _ in range(LATE_LOOKS):
-                    await asyncio.sleep(0)  # the loop was blocked: replies that are here already count
+                    await asyncio.sleep(0)  # the loop was blocked; replies that have come already count
                 time_out(exchanges, timeout)
         finally:
             late.cancel()
@@ -217,7 +217,7 @@ class AsyncNodes:
         return exchanges
 
     async def _ready(self, limits: Limits) -> list[bool]:
-        """Of each node, whether a reply can be expected."""
+        """For each node, whether a reply can be expected."""
         ready = [node.is_ready(limits.timeout, urgent=limits.urgent) for node in self._nodes]
         if all(ready):
             return ready
@@ -238,13 +238,13 @@ class AsyncNodes:
             ready = [node.is_ready(limits.timeout, urgent=limits.urgent) for node in self._nodes]
 
     async def areset(self) -> None:
-        """Close connections with overdue replies: they may have died unnoticed."""
+        """Close connections with overdue replies, because they may have died unnoticed."""
         for node in self._nodes:
             if node.is_overdue:
                 node.close_with_undo(TimeoutError(f"no answer for {node.unresponsive_for:.2f} s"))
 
     async def aclose(self) -> None:
-        """The loop ends. Others that end with it may still ask, and close what they used."""
+        """The loop ends. Tasks that end with it may still ask, and close the connections that they used."""
         self._keeps = False
         await self._close_idle()
 

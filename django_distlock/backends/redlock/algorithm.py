@@ -1,4 +1,4 @@
-"""The algorithm: the messages to the nodes, fan-out by fan-out, and what follows from the replies. No I/O here."""
+"""The algorithm: the messages to the nodes, fan-out by fan-out, and the results from the replies. No I/O here."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Explain = Callable[[Sequence[Exception | None]], LockBackendError]
 class Redlock:
     """Operations on ``size`` nodes.
 
-    ``explain``: makes the error from the failure of each node (None: it answered). ``release_in_background``: whether
-    somebody will release the request.
+    ``explain``: makes the error from the failure of each node (None: it answered). ``release_in_background``: returns
+    whether somebody will release the request.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Redlock:
         self._release_in_background = release_in_background
         self.majority = majority_of(size)
         self.fences = FenceClock()
-        # Of granted requests: the last exchange with each node that may have granted it, where not all had by then.
+        # By granted request: the last exchange with each node, if not all nodes had answered by then.
         self._late: WeakKeyDictionary[LockRequest, list[Exchange]] = WeakKeyDictionary()
-        self._followed_up: WeakSet[LockRequest] = WeakSet()  # made for nodes that did not get a release
-        self._released: WeakSet[LockRequest] = WeakSet()  # so that a repair which comes later is undone
-        self._repaired_late: WeakSet[LockRequest] = WeakSet()  # what undoes that may be quicker than their own release
+        self._followed_up: WeakSet[LockRequest] = WeakSet()  # requests made for nodes that did not get a release
+        self._released: WeakSet[LockRequest] = WeakSet()  # so that a later repair is undone
+        self._repaired_late: WeakSet[LockRequest] = WeakSet()  # their repair may be undone before their own release
 
     # Acquire
 
@@ -52,7 +52,7 @@ class Redlock:
         if votes.is_granted:
             numbers = list(votes.granted.values())
             self.fences.observe(max(numbers))
-            # What a node grants anew has the proposed number, or a larger one.
+            # A new grant of a node has the proposed number, or a larger one.
             if request.held_fence and sum(number < proposal for number in numbers) >= self.majority:
                 return Grant(request.held_fence, sent_at)
             fence = fence_of(numbers, self.majority)
@@ -72,7 +72,7 @@ class Redlock:
         return self._busy(request, votes)
 
     def _undo(self, request: LockRequest, exchanges: Sequence[Exchange], votes: Votes) -> NodeSteps[None]:
-        """Release it, also where no answer came; on the same connections, so that it is executed after the request."""
+        """Release it, also on nodes without an answer; on the same connections, to be executed after the request."""
         doubtful = [exchange.was_sent and node not in votes.taken for node, exchange in enumerate(exchanges)]
         if not any(doubtful):
             return
@@ -92,7 +92,7 @@ class Redlock:
         self._change_token(request)
 
     def _change_token(self, request: LockRequest) -> None:
-        """For the next try, which a release of the old token that is under way would undo, too."""
+        """For the next try: a release of the old token that is under way would undo that, too."""
         if request.in_doubt and not self._release_in_background(request.copy()):
             return
         request.replace_token()
@@ -101,7 +101,7 @@ class Redlock:
         late = [exchange for exchange in exchanges if not exchange.is_answered]
         if late:
             self._late[request] = exchanges
-            undo_message = partial(self._release_message, request.key, request.token)  # keeps no request
+            undo_message = partial(self._release_message, request.key, request.token)  # does not keep the request alive
             for exchange in late:
                 exchange.undo_message = undo_message
 
@@ -149,7 +149,7 @@ class Redlock:
             replies = counted(exchanges)
             return max(replies.count(1), replies.count(0)) >= self.majority or all_settled(exchanges)
 
-        # Where it is made for nodes that did not get one, it waits for them: nobody waits for it.
+        # A release for nodes that missed one waits for them, because no caller waits for it.
         exchanges = yield FanOut(message, all_settled if request in self._followed_up else enough)
         replies = counted(exchanges)
         if replies.count(0) + replies.count(1) < self.majority:
@@ -167,10 +167,10 @@ class Redlock:
         acquired: Sequence[Exchange] | None,
         late: Mapping[int, Exchange],
     ) -> None:
-        """Have a request released in the background on nodes that did not get the release, now or later on.
+        """Have a request released in the background on nodes that did not get the release, now or later.
 
-        Not on nodes that were not asked to grant it. Its token is retired where a node may grant it yet. Where that is
-        this release, it has failed, so that it is repeated after a pause.
+        Not on nodes that were not asked to grant it. Its token is retired if a node may still grant it. If this release
+        is itself such a release in the background, it has failed, so that it is repeated after a pause.
         """
         missed = [
             node
@@ -186,7 +186,7 @@ class Redlock:
             self._repeat_if_lost(one, request, in_doubt=node in late)
 
     def _repeat_if_lost(self, exchange: Exchange, request: LockRequest, *, in_doubt: bool) -> None:
-        """Should the connection break on which its release is on its way still."""
+        """Have the release repeated if its connection breaks while it is still on its way."""
         if exchange.was_sent and not exchange.is_answered:
             exchange.on_lost = partial(self._release_again, request, in_doubt=in_doubt)
 
@@ -200,10 +200,10 @@ class Redlock:
     # Renew
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], last_try: bool) -> NodeSteps[list[bool | None]]:
-        """True, False where the lease is gone, None where no majority says either.
+        """True; False if the lease is gone; None if no majority says either.
 
-        A node that lost the lease, because it was restarted or did not hear of it, is given it again while
-        no majority has lost it: so a lease outlives restarts of all nodes, one after another.
+        A node that lost the lease, because it was restarted or never got it, is given it again while no majority has
+        lost it. So a lease survives restarts of all nodes, one after another.
         """
         commands = [
             RENEW.call(packed_keys(self.keys.lease(request.key)), request.token, milliseconds(ttl))
@@ -245,7 +245,7 @@ class Redlock:
         repaired_copies: dict[int, int] = {}
         for index, node in repaired:
             if known := self._late.get(wanted[index][0]):
-                known[node] = repaired_on[node]  # so that a release which does not get there is repeated
+                known[node] = repaired_on[node]  # so that a release that does not arrive is repeated
             if node not in answers:
                 wanted[index][0].in_doubt = True
                 continue
@@ -288,7 +288,7 @@ class Redlock:
         return exchanges
 
     def scan(self, listing: MajorityListing, last_try: bool) -> NodeSteps[None]:
-        """The next page of each node that is not through."""
+        """The next page of each node that has more."""
 
         def message(node: int, _: object) -> Message | None:
             if (cursor := listing.cursors[node]) is None:
@@ -350,17 +350,17 @@ def _may_be_stale(exchanges: Sequence[Exchange]) -> bool:
 
 def _failure(exchange: Exchange) -> Exception | None:
     if not exchange.is_answered:
-        return exchange.failure  # None: the others decided before it answered
+        return exchange.failure  # None: the other nodes decided before it answered
     return next((reply for reply in exchange.replies if isinstance(reply, Exception)), None)
 
 
 def _is_refusal(reply: object) -> bool:
-    """Whether the node says nothing about the lease. A value of another type does: it is none."""
+    """Whether the reply says nothing about the lease. A value of another type says that there is none."""
     return isinstance(reply, Exception) and not is_wrong_type(reply)
 
 
 def _latest(exchanges: Sequence[Exchange], again: Sequence[Exchange]) -> list[Exchange]:
-    """Of each node the later exchange if its reply is still to come, else the earlier one."""
+    """For each node the later exchange if its reply is still to come, else the earlier one."""
     return [
         later if later.was_sent and not later.is_answered else earlier
         for earlier, later in zip(exchanges, again, strict=True)
@@ -368,13 +368,13 @@ def _latest(exchanges: Sequence[Exchange], again: Sequence[Exchange]) -> list[Ex
 
 
 class MajorityListing:
-    """The names found so far. Locked is what a majority has, or may have because the others do not answer.
+    """The names found so far. A name is locked if a majority has it, or may have it because other nodes do not answer.
 
-    ``cursors``: where each node goes on; None: it is through. ``failures``: by node; such a node is through, too.
+    ``cursors``: where each node continues; None: it has no more. ``failures``: by node; such a node has no more, too.
     """
 
     def __init__(self, keys: Keys, start: str, size: int, majority: int) -> None:
-        """``start``: what the names begin with."""
+        """``start``: the text that the names begin with."""
         self._keys, self._start = keys, start
         self.pattern = keys.pattern([LEASES], start)
         self.cursors: list[bytes | None] = [b"0"] * size

@@ -33,7 +33,7 @@ from .diagnostics import examine, setting_warnings
 from .messages import Limits, NodeSteps, StaleConnections, check_process
 from .quorum import NoMajority, is_final, majority_of
 
-RENEWALS = 250  # leases that are renewed in one fan-out: what a node that hangs takes in without blocking us
+RENEWALS = 250  # leases per fan-out: a node that hangs accepts so many without blocking us
 
 T = TypeVar("T")
 logger = logging.getLogger("django_distlock")
@@ -42,9 +42,9 @@ logger = logging.getLogger("django_distlock")
 class RedlockBackend(GeneratorBackend):
     """A lock is held by the request that has it on a majority of independent masters, asked all at once.
 
-    Less than half of the nodes may be down or hang, and nobody notices. There is no queue: a waiter tries
-    again after a random delay. Nodes must not replicate each other, and a node that lost its data must stay
-    away for the longest TTL before it starts again. Fencing numbers grow over any two majorities.
+    If less than half of the nodes are down or hang, nobody notices. There is no queue: a waiter tries again after a
+    random delay. Nodes must not replicate each other, and a node that lost its data must stay away for the longest TTL
+    before it starts again. Fencing numbers grow over any two majorities.
     """
 
     supports_queue = False
@@ -72,7 +72,7 @@ class RedlockBackend(GeneratorBackend):
         self._redlock = Redlock(alias, self.keys, self.node_count, self._explain, self._release_in_background)
         self._longest_ttl = max(self.terms.ttl, self.terms.min_hold)
         self._connect_timeout = float(self.option["socket_connect_timeout"]) + self.timing.handshake
-        timeout = float(self.option["socket_connect_timeout"])  # which a connection is given that a node is to answer
+        timeout = float(self.option["socket_connect_timeout"])  # the time for a connection
         self._breakers = [ServerBreaker(alias, location, timeout, self.timing) for location in self.locations]
         shared, max_connections = (self.locations, self._breakers, self.majority), self.option["max_connections"]
         self._client = Nodes(alias, *shared, max_connections, self.timing)
@@ -88,7 +88,7 @@ class RedlockBackend(GeneratorBackend):
         return frozenset(location.text for location in self.locations), self.ask_prefix or self.keys.prefix
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
-        longest = self._longest_ttl  # before the self-test, which has a TTL of its own
+        longest = self._longest_ttl  # before the self-test, which uses another TTL
         limits = self._limits()._replace(despite_outage=True)
         exchanges = yield from self._run(lambda last_try: self._redlock.info(), limits)
         return examine(self.locations, exchanges, longest)
@@ -110,13 +110,13 @@ class RedlockBackend(GeneratorBackend):
         await super().await_for_turn(request, self._delay(timeout))
 
     def _delay(self, timeout: float) -> float:
-        # Random, so that requests which split the nodes between them do not meet again.
+        # Random, so that requests that each got some of the nodes do not collide again.
         shortest, longest = self.option["retry_delay"]
         return min(timeout, random.uniform(shortest, longest))
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         self._longest_ttl = max(self._longest_ttl, cooldown)
-        tries = iter((False, True))  # whether an earlier try may have done it
+        tries = iter((False, True))  # whether an earlier try may have released it
 
         def steps(last_try: bool) -> NodeSteps[bool]:
             return self._redlock.release(request, cooldown, last_try, next(tries), force=force)
@@ -145,7 +145,7 @@ class RedlockBackend(GeneratorBackend):
         return named([[observed.held] if observed.held else [] for observed in found], names, prefix)
 
     def _pages(self, prefix: str) -> Iterator[Steps[Iterable[Slot]]]:
-        """Which names a majority has is known when all nodes are through."""
+        """The names that a majority has are known only when all nodes have no more."""
         keys = self.keys.at(self.prefix_now())
         listing = MajorityListing(keys, prefix, len(self.locations), self.majority)
         while listing.is_open:
@@ -185,7 +185,7 @@ class RedlockBackend(GeneratorBackend):
         )
         final = sum(is_final(failure) for failure in failures if failure)
         unasked = sum(isinstance(failure, BreakerOpen) for failure in failures)
-        error.is_final = final > len(failures) - self.majority  # the others are no majority
+        error.is_final = final > len(failures) - self.majority  # the other nodes are not a majority
         error.was_asked = unasked <= len(failures) - self.majority
         error.__cause__ = ExceptionGroup("what the nodes failed with", [failure for failure in failures if failure])
         return error
@@ -199,19 +199,19 @@ class RedlockBackend(GeneratorBackend):
         return Limits(self._node_timeout(ttl), self._connect_timeout)
 
     def _limits_of_attempt(self, request: LockRequest) -> Limits:
-        """A caller who waits also waits for connections, and for nodes that refuse them."""
+        """A caller that waits also waits for connections, and for nodes that refuse them."""
         limits, timing, left = self._limits(request.ttl), self.timing, request.time_left
         connect_timeout = min(self._connect_timeout, max(timing.shortest_call, left) + timing.handshake)
         return limits._replace(connect_timeout=connect_timeout, retry_refused=left > 0, queue_deadline=clock() + left)
 
     def _node_timeout(self, ttl: float | None = None) -> float:
-        """Seconds that a node has for a reply."""
+        """Seconds for the reply of a node."""
         if (given := self.option["node_timeout"]) is not None:
             return float(given)
         return max(0.05, min((ttl or self.terms.ttl) * 0.05, 1.0))
 
     def _run(self, steps: Callable[[bool], NodeSteps[T]], limits: Limits) -> Steps[T]:
-        """Take the steps on the nodes; where connections were stale, once more on new ones, as the last try."""
+        """Take the steps on the nodes. If connections were stale, once more on new ones, as the last try."""
         began, pid = clock(), fork.pid()
         try:
             result: T = yield Call("run", (steps(False), limits))

@@ -1,4 +1,4 @@
-"""From an entry of DISTRIBUTED_LOCKS to what a quorum needs. All raise InvalidLockBackend."""
+"""From an entry of DISTRIBUTED_LOCKS to the settings of a quorum. All functions raise InvalidLockBackend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_options(backend: BaseLockBackend) -> None:
                 fits = fits and 0 < value[0] <= value[1]
                 needed = "two numbers of seconds, the shortest and the longest delay between two tries"
             case "credential_provider":
-                continue  # read_credentials() does
+                continue  # read_credentials() checks it
             case "max_connections":
                 fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
                 needed = "a whole number above 0"

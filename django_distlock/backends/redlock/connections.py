@@ -43,7 +43,7 @@ from .quorum import NoMajority
 
 
 class ConnectionSet:
-    """One connection to each node, or None where there is none just now, for one thread at a time."""
+    """One connection to each node, or None for a node without one, for one thread at a time."""
 
     def __init__(self, nodes: Sequence[NodeState], timing: Timing) -> None:
         self._nodes, self._timing = nodes, timing
@@ -100,7 +100,7 @@ class ConnectionSet:
         return bool(readable)
 
     def drop_dead(self) -> bool:
-        """Read what came while nobody waited; remove what ended or does not respond. Whether any was removed."""
+        """Read replies that came while nobody waited; remove dead connections. Returns whether any was removed."""
         missing, timing = self.connections.count(None), self._timing
         waits = any(connection and connection.pending for connection in self.connections)
         if waits or clock() - self._used_at > timing.idle_trusted:
@@ -114,7 +114,7 @@ class ConnectionSet:
 
     @property
     def awaits_release(self) -> bool:
-        """Whether one is on its way still, which is to be repeated should its connection end. Asked in any thread."""
+        """Whether a release is still on its way that must be repeated if its connection ends. Called in any thread."""
         return any(connection and connection.awaits_release for connection in self.connections)
 
     def close(self, error: Exception) -> None:
@@ -147,7 +147,7 @@ POLLIN: int = getattr(select, "POLLIN", 1)
 
 
 class Node(NodeState):
-    """One server, for the threads of this process. Its spare connections go to the next set that has none."""
+    """One server, for the threads of this process. Spare connections go to the next set that has none."""
 
     def __init__(self, number: int, location: Location, breaker: ServerBreaker, timing: Timing) -> None:
         super().__init__(breaker, timing)
@@ -160,21 +160,21 @@ class Node(NodeState):
         return sum(map(threading.Thread.is_alive, self._opening))
 
     def connect_in(self, thread: threading.Thread) -> None:
-        """Raises RuntimeError where no thread can be started."""
+        """Raises RuntimeError if no thread can be started."""
         self.connecting_since = clock()
         self._opening = {*filter(threading.Thread.is_alive, self._opening), thread}
         thread.start()
 
     def connecting_ended(self) -> None:
-        """In this thread."""
+        """Called in the thread that connects."""
         self._opening.discard(threading.current_thread())
 
 
 class Nodes:
     """All nodes of a backend, for the threads of this process, at most ``max_connections`` of them at a time.
 
-    The calling thread sends and reads. A connection is opened in a short-lived thread of its own, because with a node
-    that hangs it may take any time. Another thread reads how releases ended for which no caller waits any more.
+    The calling thread sends and reads. Each connection is opened in a short-lived thread, because a node that hangs may
+    take any time. Another thread reads the late replies to releases for which no caller waits any more.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Nodes:
     ) -> None:
         self._locations, self._breakers, self._timing = locations, breakers, timing
         self._majority, self._max_connections = majority, max_connections
-        # Where no thread can be started, the next call reads them, as every call does.
+        # If no thread can be started, the next call reads them, as every call does.
         self._reader = Worker(f"distlock-replies-{alias}", self._read_late, on_refusal=lambda error: None)
         self._reset_after_fork()
         fork.in_child(self._reset_after_fork)
@@ -198,21 +198,21 @@ class Nodes:
         servers = zip(self._locations, self._breakers, strict=True)
         self._nodes = [Node(number, *server, self._timing) for number, server in enumerate(servers)]
         self._idle: deque[ConnectionSet] = deque()
-        self._filling: list[ConnectionSet] = []  # those that wait for connections, in the order in which they came
+        self._filling: list[ConnectionSet] = []  # sets that wait for connections, in the order of arrival
         self._permits = new_permits(self._max_connections)  # one per set that may be in use
-        self._failure: NoMajority | None = None  # what the last run ended with
+        self._failure: NoMajority | None = None  # the error of the last run
         self._failed_within = 0.0  # the timeout of that run
-        self._is_reading_late = False  # from an idle set
+        self._is_reading_late = False  # whether the thread reads from an idle set
         self._is_open = True
         weakref.finalize(self, _disconnect, self._idle, self._nodes, Closed("closed")).atexit = False
 
     def run(self, steps: NodeSteps[T], limits: Limits) -> T:
         """The result of the steps.
 
-        Raises MaxConnectionsError where all connections are in use by others, or what the others failed with where the
-        nodes do not answer them.
+        Raises MaxConnectionsError if others use all connections. If the nodes do not answer the others, it raises their
+        error.
         """
-        pid = fork.pid()  # first: a child must not talk on its parent's connections
+        pid = fork.pid()  # first: a child must not use its parent's connections
         permits, idle = self._permits, self._idle
         deadline = clock() + limits.connect_timeout
         permit = self._permit(permits, deadline, limits, pid)
@@ -234,7 +234,7 @@ class Nodes:
                 if isinstance(error, NoMajority):
                     self._failure, self._failed_within = without_traceback(error), limits.timeout
                 raise
-            except BaseException as error:  # interrupted: what stands on the connections is not known any more
+            except BaseException as error:  # interrupted: nobody knows what is on the connections
                 connection_set.close(TimeoutError(f"interrupted by {type(error).__name__}"))
                 raise
             finally:
@@ -248,7 +248,7 @@ class Nodes:
                 self.close()
 
     def _read_late(self) -> float | None:
-        """Look at each idle set in its turn. Those in use are read by their callers, and looked at after that."""
+        """Look at each idle set in turn. Callers read the sets in use; these are looked at afterwards."""
         permits, idle, awaits_release = self._permits, self._idle, False
         for _ in range(len(idle)):
             with suppress(Empty, IndexError):  # all are in use by now
@@ -270,9 +270,9 @@ class Nodes:
         return clock() + self._timing.retry_delay if awaits_release else None
 
     def _permit(self, permits: SimpleQueue[Permit], deadline: float, limits: Limits, pid: int) -> Permit:
-        step = self._timing.reconnect_pause  # whether the nodes answer may change meanwhile
+        step = self._timing.reconnect_pause  # meanwhile, the nodes may begin or cease to answer
         while True:
-            # That they did not answer others, who were in more of a hurry, says nothing.
+            # A failure of others that had less time says nothing.
             failure = self._failure if self._failed_within >= limits.timeout else None
             left = (deadline if failure else max(deadline, limits.queue_deadline)) - clock()
             with suppress(Empty):
@@ -293,13 +293,13 @@ class Nodes:
         while None in connection_set.connections:
             self._fill(connection_set, deadline - clock(), limits)
             if not connection_set.drop_dead():
-                break  # else some that stood spare had died unnoticed
+                break  # else some spare connections had died unnoticed
         return connection_set
 
     def _idle_set(self, timeout: float) -> ConnectionSet:
         with suppress(IndexError):
             return self._idle.pop()
-        with self._changed:  # late replies may be read from the only one, for a moment
+        with self._changed:  # the only set may be in use for late replies, for a moment
             wait = min(timeout, self._timing.reconnect_pause)
             self._changed.wait_for(lambda: bool(self._idle) or not self._is_reading_late, wait)
         with suppress(IndexError):
@@ -339,14 +339,14 @@ class Nodes:
         return missing
 
     def _connect(self, node: Node, *, lacks_majority: bool, despite_outage: bool) -> None:
-        """As many connections at a time as sets wait for one: threads that start together must not wait in a row."""
+        """Open a connection for each set that waits for one: threads that start together must not wait one by one."""
         self._is_open = True
         wanted = sum(connection_set.connections[node.number] is None for connection_set in self._filling)
         if node.may_connect(wanted, lacks_majority=lacks_majority, despite_outage=despite_outage):
             name = f"distlock-connect-{node.location.text}"
             try:
                 node.connect_in(new_thread(name, self._open_in_thread, node))
-            except RuntimeError as error:  # no more threads here, or the interpreter exits
+            except RuntimeError as error:  # no more threads are possible, or the interpreter exits
                 node.connecting_failed(clock(), ConnectionError(str(error)))
 
     def _open_in_thread(self, node: Node) -> None:
@@ -368,7 +368,7 @@ class Nodes:
             self._changed.notify_all()
 
     def _hand_out(self, node: Node, connection: NodeConnection) -> None:
-        """To the set that waits longest: when each takes what it finds, many have some and nobody a majority."""
+        """Give it to the set that waits longest: else many sets would have some nodes, and none a majority."""
         for connection_set in self._filling:
             if connection_set.connections[node.number] is None:
                 connection_set.put(node.number, connection)
@@ -390,7 +390,7 @@ class Nodes:
         return connection
 
     def reset(self) -> None:
-        """Close what stands idle: connections may have died unnoticed."""
+        """Close idle connections, because they may have died unnoticed."""
         self._close_idle(ConnectionError("it may have died unnoticed"))
 
     def close(self) -> None:
@@ -403,7 +403,7 @@ class Nodes:
 
 
 def _connect_timeout(deadline: float, limits: Limits) -> float:
-    """Seconds to wait for connections: until the deadline, or as long again for a caller that queued past it."""
+    """Seconds to wait for connections: until the deadline, or as long again if the caller queued past it."""
     now = clock()
     return max(0.0, deadline - now, min(limits.connect_timeout, limits.queue_deadline - now))
 

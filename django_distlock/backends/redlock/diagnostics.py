@@ -1,4 +1,4 @@
-"""What ``check()`` finds doubtful or wrong with the nodes of a quorum."""
+"""Problems of the nodes of a quorum, for ``check()``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def setting_warnings(setting: str, locations: Sequence[Location]) -> list[CheckM
 
 
 def examine(locations: Sequence[Location], exchanges: Sequence[Exchange], longest_ttl: float) -> list[CheckResult]:
-    """From the replies to INFO."""
+    """Results from the replies to INFO."""
     return list(_examined(locations, exchanges, longest_ttl))
 
 

@@ -21,13 +21,13 @@ ACQUIRE = Script("acquire", "redlock", keys=3)
 RELEASE, RENEW = Script("release", "redlock", keys=2), Script("renew", "redlock", keys=1)
 SCRIPT_LOADS = [pack("SCRIPT", "LOAD", script.text) for script in (ACQUIRE, RELEASE, RENEW)]  # for each new connection
 
-MAX_PENDING = 16  # requests without a reply on one connection: what a node that hangs takes in without blocking us
+MAX_PENDING = 16  # requests without a reply on one connection: a node that hangs accepts so many without blocking us
 
 
 def check_process(pid: int) -> None:
-    """Raise LockBackendError where process ``pid`` began what runs here: a fork copies greenlets, too.
+    """Raise LockBackendError in a child if its parent ``pid`` began the call, because a fork also copies greenlets.
 
-    The requests of the parent stay with the parent. Its copy neither sends anything nor reads a reply.
+    Requests of the parent stay with the parent. The copy neither sends anything nor reads a reply.
     """
     if fork.pid() != pid:
         raise LockBackendError(
@@ -37,24 +37,24 @@ def check_process(pid: int) -> None:
 
 
 class NotYetConnected(TimeoutError):
-    """A connection is only being opened."""
+    """The connection is still being opened."""
 
     def __init__(self) -> None:
         super().__init__("no connection yet")
 
 
 class Closed(ConnectionError):
-    """By this process, which needs it no more. What was sent on it gets there."""
+    """Closed by this process, which no longer needs it. Messages that were sent on it arrive."""
 
 
 class Exchange:
     """A message to one node and its replies so far. They may come after the fan-out is over.
 
-    ``was_sent``: the node may have executed it, or may do so yet. ``connection``: on which it was sent.
-    ``is_coming``: that is only being opened, perhaps not for the first time. ``is_settled``: it was answered, or failed
-    for this fan-out. ``is_lost``: its connection ended before it was answered; ``on_lost`` is called then.
-    ``undo_message``: makes what undoes it, which is sent behind it if nobody can wait for the reply any more.
-    ``timeout``: seconds that its fan-out lasts.
+    ``was_sent``: the node may have executed it, or may still do so. ``connection``: the one on which it was sent.
+    ``is_coming``: that connection is still being opened, perhaps not for the first time. ``is_settled``: it was
+    answered, or failed for this fan-out. ``is_lost``: its connection ended before the answer; then ``on_lost`` is
+    called. ``undo_message``: makes the message that undoes it, which is sent behind it if nobody can wait for the reply
+    any more. ``timeout``: seconds that its fan-out lasts.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Exchange:
         self.timeout = 0.0
 
     def take(self, reply: Any) -> bool:
-        """Whether this was the last reply."""
+        """Take a reply. Returns whether it was the last one."""
         self.replies.append(without_traceback(reply) if isinstance(reply, Exception) else reply)
         if len(self.replies) < self.expects:
             return False
@@ -105,11 +105,11 @@ class Exchange:
 
     @property
     def may_reach_later(self) -> bool:
-        """Whether the node may not have got it, and another try may get there: it hangs, or its connection broke, or
-        is only being opened. A node that refuses connections stays away for a TTL."""
+        """Whether the node may have missed it and another try may arrive: the node hangs, or its connection broke or is
+        still being opened. A node that refuses connections stays away for a TTL."""
         if self.was_sent:
             return self.is_lost
-        if self.is_coming:  # what it failed with before says nothing
+        if self.is_coming:  # an earlier failure says nothing
             return True
         return self.failure is not None and is_transient(self.failure) and not is_refused(self.failure)
 
@@ -123,7 +123,7 @@ NOT_ASKED = Exchange(0)
 
 
 class Message(NamedTuple):
-    """Commands, packed once for all nodes that are sent them."""
+    """Commands, packed once for all nodes that get them."""
 
     packed: bytes
     replies: int
@@ -134,14 +134,14 @@ class Message(NamedTuple):
 
 
 class StaleConnections(Exception):
-    """No majority answered, but connections that had stood idle may be to blame: worth another try on new ones."""
+    """No majority answered, perhaps because of idle connections: worth another try on new ones."""
 
 
 class FanOut(NamedTuple):
-    """What is sent to all nodes at the same time.
+    """Messages that are sent to all nodes at the same time.
 
-    ``message``: what to send to a node, by its number, on a connection; None: nothing. ``enough``: whether the replies
-    that came suffice; called again with each further one, until all are settled.
+    ``message``: returns the message for a node, by its number, on a connection; None: none. ``enough``: whether the
+    replies so far are enough; called again with each further one, until all are settled.
     """
 
     message: Callable[[int, object], Message | None]
@@ -153,13 +153,12 @@ NodeSteps = Generator[FanOut, list[Exchange], T]
 
 
 class Limits(NamedTuple):
-    """Of one run.
+    """The limits of one run.
 
     ``timeout``: seconds for the replies to each fan-out. ``connect_timeout``: seconds to wait for connections, while
-    all are in use or a majority is not connected; ``retry_refused``: also to nodes that refuse. ``queue_deadline``: the
-    moment on ``clock()`` to which the caller waits at least where all are in use and the nodes answer. ``urgent``:
-    nodes with an overdue reply are asked, too. ``despite_outage``: connections are opened to nodes whose breaker is
-    open, too.
+    all are in use or a majority is not connected; ``retry_refused``: also for nodes that refuse. ``queue_deadline``:
+    the moment on ``clock()`` until which the caller waits at least if all are in use and the nodes answer. ``urgent``:
+    also ask nodes with an overdue reply. ``despite_outage``: also open connections to nodes whose breaker is open.
     """
 
     timeout: float
@@ -181,12 +180,12 @@ def time_out(exchanges: Sequence[Exchange], timeout: float) -> None:
 
 
 class NodeState(ABC):
-    """Whether one node can be reached, as far as is known to the threads of a process, or to an event loop.
+    """Whether one node can be reached, as far as the threads of a process, or an event loop, know.
 
-    ``breaker``: what all of them know together.
+    ``breaker``: shared by the threads and all event loops.
     """
 
-    failure: Exception | None = None  # why it is not asked just now
+    failure: Exception | None = None  # why it is not asked now
     connecting_since = 0.0
     _failed_at = -inf
 
@@ -196,9 +195,9 @@ class NodeState(ABC):
     @property
     @abstractmethod
     def connecting_count(self) -> int:
-        """Connections that are being opened.
+        """How many connections are being opened.
 
-        Counted by what opens them, because a handler of a signal may raise between any two steps of the caller.
+        The code that opens them counts, because a signal handler may raise between any two steps of the caller.
         """
 
     @property
@@ -206,19 +205,19 @@ class NodeState(ABC):
         return self.connecting_count > 0
 
     def unasked(self, message: Message, sent_at: float) -> Exchange:
-        """The exchange with a node to which there is no connection."""
+        """The exchange with a node that has no connection."""
         failure = self.breaker.error() if self.breaker.is_open else self.failure or NotYetConnected()
         return Exchange(message.replies, sent_at, failure=failure, is_coming=self.is_connecting)
 
     @property
     def is_expected(self) -> bool:
-        """A connection may stand in a moment."""
+        """Whether a connection may be open in a moment."""
         return self.is_connecting and self.failure is None
 
     def may_connect(self, wanted: int, *, lacks_majority: bool, despite_outage: bool) -> bool:
-        """Whether to open one more connection, where ``wanted`` are missing; to a node that fails, one at a time.
+        """Whether to open another connection if ``wanted`` are missing; only one at a time to a node that fails.
 
-        ``lacks_majority``: fewer nodes than a majority are connected, so that it is tried more often.
+        ``lacks_majority``: fewer nodes than a majority are connected, so it is tried more often.
         """
         if not despite_outage and self.breaker.turns_away():
             return False
@@ -229,14 +228,14 @@ class NodeState(ABC):
         return not self.is_connecting and clock() >= self._failed_at + pause
 
     def should_wait(self, since: float, limits: Limits) -> bool:
-        """Whether to wait for a connection to it: an attempt to connect that began before then proves nothing."""
+        """Whether to wait for a connection to it. An attempt to connect that began before then proves nothing."""
         if not limits.despite_outage and self.breaker.turns_away():
             return False
         return self.is_connecting or (not self.is_refused and (limits.retry_refused or self.connecting_since < since))
 
     @property
     def is_refused(self) -> bool:
-        """Somebody has to correct something first, such as a password or a certificate."""
+        """Whether somebody has to correct something first, such as a password or a certificate."""
         return self.failure is not None and not is_transient(self.failure)
 
     def connecting_failed(self, began: float, error: Exception) -> None:
@@ -247,7 +246,7 @@ class NodeState(ABC):
         self.failure, self.breaker.answered_at = None, clock()
 
     def hangs(self, seconds: float) -> TimeoutError:
-        """It owes an answer for so long that its connection is to be given up. Returns the reason."""
+        """Note that it has owed an answer for so long that its connection must be given up. Returns the reason."""
         self.failure = failure = TimeoutError(f"no answer for {seconds:.1f} s")
         self.breaker.note(clock() - seconds, failure)
         return failure
@@ -256,9 +255,9 @@ class NodeState(ABC):
 class ConnectWait:
     """How long to wait for nodes that are not connected.
 
-    ``timeout``: seconds. With ``retry_refused`` also for those that refuse a connection, which are tried again and
-    again; else a majority that refuses is an answer. An earlier refusal is none: the nodes may be back. Where somebody
-    has to correct something first, or the breaker of a node is open, that always is an answer.
+    ``timeout``: seconds. With ``retry_refused``, nodes that refuse a connection are tried again and again; otherwise a
+    majority that refuses ends the wait. An earlier refusal does not count, because the nodes may be back. If somebody
+    has to correct something first, or the breaker of a node is open, this always counts as a refusal.
     """
 
     def __init__(self, majority: int, timeout: float, timing: Timing, limits: Limits) -> None:
@@ -268,10 +267,10 @@ class ConnectWait:
         self._decided_after: float | None = None
 
     def seconds(self, ready: int, missing: Sequence[NodeState]) -> float:
-        """To wait now, a part of it at a time; 0 or less: go on with the nodes that are ready.
+        """Seconds to wait now, a part of the whole; 0 or less: continue with the nodes that are ready.
 
-        Once a majority is ready, or has refused: as long again as that took, counted for each node from when we
-        began to connect to it.
+        When a majority is ready, or has refused, it waits as long again as that took, counted for each node from the
+        moment at which we began to connect to it.
         """
         now = clock()
         if ready < self._majority:

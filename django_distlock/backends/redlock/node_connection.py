@@ -14,9 +14,9 @@ from .messages import MAX_PENDING, Exchange, Message, check_process
 
 
 class NodeConnection:
-    """Used by one thread at a time. Replies come in the order of the messages.
+    """A connection for one thread at a time. Replies come in the order of the messages.
 
-    A reply that nobody waited for is read before the next one: ``pending`` remembers to which message it belongs.
+    A late reply is read before the next one; ``pending`` remembers to which message it belongs.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -27,9 +27,9 @@ class NodeConnection:
         self.is_closed = False
 
     def is_ready(self, timeout: float, *, urgent: bool) -> bool:
-        """Whether a reply can be expected; with ``urgent`` also where one is overdue."""
+        """Whether a reply can be expected; with ``urgent`` also if one is overdue."""
         if urgent:
-            return len(self.pending) < 2 * MAX_PENDING  # so that all that was acquired can be released
+            return len(self.pending) < 2 * MAX_PENDING  # so that everything acquired can be released
         return len(self.pending) < MAX_PENDING and self.unresponsive_for < timeout
 
     @property
@@ -56,7 +56,7 @@ class NodeConnection:
         return exchange
 
     def read(self) -> None:
-        """Take the replies that have come, at least one: it is known to be there."""
+        """Take the replies that have come. There must be at least one."""
         check_process(self._pid)
         if not self.pending:
             self.close(ConnectionError("the node closed the connection"))
@@ -76,7 +76,7 @@ class NodeConnection:
             self.close(error)
 
     def close_with_undo(self, error: Exception) -> None:
-        """Should the node wake up and execute what it was sent, it finds behind that what undoes it."""
+        """Send commands that undo the pending messages, behind them, in case the node wakes up and executes these."""
         for undo in [exchange.undo_message() for exchange in self.pending if exchange.undo_message]:
             self.send(undo, clock())
         self.close(error)

@@ -1,7 +1,7 @@
 """The votes of the nodes, and the fencing number that follows from them.
 
 The algorithm is Redlock as S. Sanfilippo describes it (redis.io, "Distributed Locks with Redis"): a lock is
-held by the client that has it on a majority of independent nodes, for the TTL minus what the asking took minus drift.
+held by the client that has it on a majority of independent nodes, for the TTL minus the time of asking minus drift.
 The fencing number is our addition, because Redlock has none.
 """
 
@@ -28,7 +28,7 @@ class AlreadyReleased(ResponseError):
 
 
 def is_final(failure: Exception) -> bool:
-    """Whether the node fails for as long as nobody corrects a setting, a right, or what is on it."""
+    """Whether the node fails until somebody corrects a setting, a right, or its data."""
     return not isinstance(failure, AlreadyReleased) and not is_transient(failure)
 
 
@@ -47,27 +47,27 @@ class FenceClock:
     keep F, the largest number it knows; F never shrinks. A request carries a proposal p. A node on which the
     lock is free answers a = max(F + 1, p), and sets F to a.
 
-    1. The number of a grant is f, the m-th smallest of the answers (``fence_of``): the largest of that majority
-       which answered least.
-    2. The lock is granted only once F >= f on m nodes (``is_known``). Where m nodes answered f or more, that is
-       so already: always if all n answered, n being odd, and always if m nodes answered exactly p, which is
-       the usual case. Otherwise f is told to the nodes that have the lease in a second round; they count when
-       they confirm, and they do so only while they hold it for this very token.
+    1. The number of a grant is f, the m-th smallest of the answers (``fence_of``): the largest number of the
+       majority with the smallest answers.
+    2. The lock is granted only if F >= f on m nodes (``is_known``). If m nodes answered f or more, this is true
+       already: always if all n answered and n is odd, and always if m nodes answered exactly p, which is the usual
+       case. Otherwise a second round sends f to the nodes that have the lease. A node counts when it confirms, and it
+       does so only while it holds the lease for this token.
 
-    Let f be granted, and f' later, while f is believed no more. By 2, a majority had F >= f when f was granted.
-    Among any m of the answers for f' one is from such a node. It was given after the node had stored f: the
-    node held the first token then, and had to lose it before it could take the second one. So that answer is
-    above f, any m answers have a maximum above f, and by 1 so is f'.
+    Let f be granted, and f' later, when nobody believes in f any more. By 2, a majority had F >= f when f was granted.
+    Any m of the answers for f' include one from such a node. The node gave it after it had stored f: at that time it
+    held the first token, and it had to lose that before it could take the second one. So this answer is above f, the
+    maximum of any m answers is above f, and by 1 so is f'.
 
     A node that lost its data has lost its F. It counts again only after the longest TTL (the rule of delayed
-    restarts, which Redlock needs anyway). The proposals of others come from clocks that have passed that time
-    since, so the numbers grow still, as long as no clock of a client is behind another by more than a TTL.
+    restarts, which Redlock needs anyway). The proposals of other clients come from clocks that have passed that time
+    since. So the numbers still grow, as long as no clock of a client is behind another by more than a TTL.
     """
 
     def __init__(self) -> None:
         self._last = 0
 
-    # Without a lock: two threads that propose the same are told apart by the nodes.
+    # Without a guard: if two threads propose the same number, the nodes tell them apart.
 
     def propose(self) -> int:
         self._last = max(self._last + 1, wall_clock_us())
@@ -87,7 +87,7 @@ def is_known(fence: int, numbers: Sequence[int], majority: int) -> bool:
 
 @dataclass
 class Votes:
-    """What the nodes answered to a request for a lock. "Taken" and "failed" never count for each other."""
+    """The answers of the nodes to a request for a lock. "Taken" and "failed" never count for each other."""
 
     size: int
     granted: dict[int, int] = field(default_factory=dict)  # node -> number
@@ -144,13 +144,13 @@ def is_decided(exchanges: Sequence[Exchange]) -> bool:
 
 @dataclass
 class Observation:
-    """One lock as the nodes show it: the value of each of them under its name."""
+    """One lock as the nodes show it: the value of each node under its name."""
 
     size: int
     copies: list[LockInfo] = field(default_factory=list)
     free: int = 0
     failed: int = 0
-    foreign: bool = False  # a node has something under the name that no lock wrote, or a newer version did
+    foreign: bool = False  # a node has a value under the name that no lock, or a newer version, wrote
     is_newer: bool = False  # the latter
 
     def add(self, alias: str, name: str, value: Any, left: Any) -> None:
@@ -175,7 +175,7 @@ class Observation:
             by_token[copy.token].append(copy)
         copies = max(by_token.values(), key=len)
         majority = majority_of(self.size)
-        # Free for others when so many copies ran out that a majority is free.
+        # It is free for others when so many copies have ended that a majority is free.
         needed = majority - self.free
         left = sorted(copy.remaining for copy in copies)
         return copies[0]._replace(
@@ -188,6 +188,6 @@ class Observation:
 
     @property
     def held(self) -> LockInfo | None:
-        """The lease that a majority has, or may have where nodes cannot be asked."""
+        """The lease that a majority has, or may have if nodes cannot be asked."""
         best = self.best()
         return best if best and (best.nodes or 0) + self.failed >= majority_of(self.size) else None

@@ -1,4 +1,4 @@
-"""Locks in ZooKeeper: ephemeral nodes of a session, which the loss of a server does not touch."""
+"""Locks in ZooKeeper: ephemeral nodes of a session, which survives the loss of a server."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from .upkeep import Upkeep
 
 T = TypeVar("T")
 
-PAUSE = 0.02  # seconds before what was interrupted is asked for again, if there is a connection by then
+PAUSE = 0.02  # seconds before an interrupted request is repeated, if there is a connection by then
 
 logger = logging.getLogger("django_distlock")
 
 
 class ZooKeeperBackend(GeneratorBackend, RunsBackend):
-    """A lock is the oldest of its ephemeral nodes in an ensemble, which outlives the loss of a minority of its servers.
+    """The holder of a lock has the oldest of its ephemeral nodes. The ensemble may lose a minority of its servers.
 
-    ``LOCATION`` names the servers, and a path below which all nodes lie: "zk1:2181,zk2:2181,zk3:2181/shop". A process
-    has one session with them, whose timeout is for how long a holder that was killed blocks others. Leases end with it.
+    ``LOCATION`` names the servers, and the path of all nodes: "zk1:2181,zk2:2181,zk3:2181/shop". A process has one
+    session with them, and its leases end with it. A killed holder blocks others for the timeout of the session.
     """
 
     supports_queue = True
@@ -86,20 +86,20 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
         return [Outage(self.config.text, wall_clock() - (clock() - since), self._client.failure)]
 
     def close(self) -> None:
-        """End the session, as soon as no lease hangs on it."""
+        """End the session, as soon as no lease depends on it."""
         self._upkeep.close()
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         return (yield from self._run(self._diagnostics.steps))
 
-    # What becomes of what nobody has any more
+    # Leases and requests that nobody has any more
 
     def lose(self, token: str, reason: str) -> None:
         if self.on_loss:
             self.on_loss(token, reason)
 
     def give_up(self, request: LockRequest) -> None:
-        """Delete its node, until it is gone."""
+        """Try to delete its node until it is gone."""
         if self.on_orphan:
             self.on_orphan(request)
             return
@@ -128,7 +128,7 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
         tries = iter((False,))
 
         def steps(deadline: float) -> Steps[bool]:
-            # What was not there on a repetition, was deleted by the first attempt, whose answer was lost.
+            # If the node is not there on a repetition, the first attempt, whose answer was lost, has deleted it.
             is_repeated = next(tries, True)
             released = yield from self._operations.release(request, cooldown, force, deadline)
             return released or is_repeated
@@ -185,8 +185,8 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
     def prune(self, older_than_seconds: float) -> int:
         """Delete the rests of locks and the runs of beat that were over so long ago. Returns how many.
 
-        The process that left a rest deletes it when it is over, and so does who asks for that lock again. What is left
-        for this are rests of processes that ended before, and of locks that nobody asks for again.
+        The process that left a rest deletes it when it is over. A later caller for the lock does the same. So this
+        finds only rests of processes that have ended and of locks that nobody requests again.
         """
         return drive(self._prune(older_than_seconds), self._client)
 
@@ -239,9 +239,9 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
         request: LockRequest | None = None,
         caller_deadline: float = inf,
     ) -> Steps[T]:
-        """Take the steps, given the deadline of the call, and once more where they were interrupted.
+        """Take the steps, given the deadline of the call, and again if they were interrupted.
 
-        ``request``: of an attempt, which looks for its node then. Raises LockBackendError.
+        ``request``: of an attempt, which then looks for its node. Raises LockBackendError.
         """
         longest = min(self.config.request_timeout, inf if timeout is None else timeout)
         deadline = Attempts(self.timing, longest, longest, caller_deadline, clock()).deadline
@@ -259,7 +259,7 @@ class ZooKeeperBackend(GeneratorBackend, RunsBackend):
 
 
 class EachLoop:
-    """The client serves all event loops."""
+    """One client, for all event loops."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

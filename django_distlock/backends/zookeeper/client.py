@@ -1,4 +1,4 @@
-"""The session of this process with the servers: kazoo's client, and what is known of its connection."""
+"""The session of this process with the servers: kazoo's client, and the state of its connection."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .errors import ANSWERS, INTERRUPTIONS, Interrupted, NotConnected, refused
 from .handler import Handler
 from .requests import Answers
 
-# Kazoo's own pauses double up to an hour.
+# Kazoo's own pauses grow up to an hour.
 RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
-SERVER_CLOCK_KEPT = 60.0  # seconds for which an answer says what the servers' clock shows
+SERVER_CLOCK_KEPT = 60.0  # seconds for which an answer counts as the servers' clock
 
 logger = logging.getLogger("django_distlock")
 
@@ -43,10 +43,10 @@ class Sendable(Protocol):
 
 
 class Client:
-    """Opened when something is asked for the first time, and again in a forked child.
+    """Opened by the first request, and again in a forked child.
 
-    Kazoo has the connection, its thread, and the search for a server that answers; a connection that is lost it opens
-    again by itself. ``on_change`` is called in its thread when the connection or the session came or went.
+    Kazoo has the connection, its thread, and the search for a server that answers. It reopens a lost connection by
+    itself. ``on_change`` is called in its thread when the connection or the session came or went.
     """
 
     def __init__(self, alias: str, config: Config, on_change: Callable[[], object]) -> None:
@@ -58,11 +58,11 @@ class Client:
     def _reset_after_fork(self) -> None:
         if inherited := getattr(self, "_opened", None):
             _inherited.append(inherited)
-        self._opened: dict[str, Any] = {}  # kazoo's client, put in by one step
+        self._opened: dict[str, Any] = {}  # kazoo's client, put in by a single step
         self._handler: Handler | None = None
-        self._arrivals: set[WakeEvent] = set()  # of those who wait for a connection
-        self._refusal: Exception | None = None  # for which kazoo has given up
-        self._server_ahead = -inf, -inf  # seconds ahead of clock(), at least; and until when that counts
+        self._arrivals: set[WakeEvent] = set()  # of callers that wait for a connection
+        self._refusal: Exception | None = None  # the reason why kazoo has given up
+        self._server_ahead = -inf, -inf  # seconds ahead of clock(), at least; and until when this counts
         self.session: ZooKeeperSession | None = None
         self.down_since: float | None = None  # on clock(): since when there is no connection; None: there is one
         self.used_at = clock()
@@ -85,9 +85,9 @@ class Client:
     # Requests
 
     def ask(self, requests: Sequence[Sendable], deadline: float) -> Answers:
-        """Send them one right behind the other, and return all answers.
+        """Send them together, and return all answers.
 
-        ``deadline``: on ``clock()``. Raises Interrupted, and LockBackendError for what the servers refuse.
+        ``deadline``: on ``clock()``. Raises Interrupted; LockBackendError if the servers refuse.
         """
         session, kazoo = self._connected() or self._await_connection(deadline)
         sent_at = self.used_at = clock()
@@ -115,9 +115,9 @@ class Client:
         return self._answers(requests, results, session, sent_at)
 
     def post(self, request: Sendable, on_answer: Callable[[float, Any], object]) -> bool:
-        """Send a request and go on. ``on_answer`` gets the moment before it was sent, and the value or the error.
+        """Send a request without waiting. ``on_answer`` gets the moment before it was sent, and the value or the error.
 
-        False where there is no connection.
+        False if there is no connection.
         """
         if (connected := self._connected()) is None:
             return False
@@ -196,7 +196,7 @@ class Client:
             self._arrivals.discard(arrival)
 
     def _raise_if_absent(self, deadline: float) -> None:
-        """Kazoo goes on to look for a server. Where none was there for long, nobody waits for it."""
+        """Kazoo continues to look for a server. If none was there for long, nobody waits for one."""
         if refusal := self._refusal:
             self.close()
             raise refused(refusal, self._config.text)
@@ -206,7 +206,7 @@ class Client:
 
     @property
     def absent_since(self) -> float | None:
-        """Since when there is no server, on ``clock()``, if that is so long that nobody waits for one."""
+        """Since when there is no server, on ``clock()``, if it is so long that nobody waits for one."""
         since = self.down_since
         return since if since is not None and clock() - since >= self.request_timeout else None
 
@@ -216,7 +216,7 @@ class Client:
         return (self._handler and self._handler.failure) or "there is no connection"
 
     def open(self) -> None:
-        """Begin to look for a server, if that has not begun."""
+        """Begin to look for a server, if this has not begun."""
         if self._opened:
             return
         config = self._config
@@ -233,7 +233,7 @@ class Client:
             **config.tls,
         )
         if self._opened.setdefault("client", made) is not made:
-            return  # another thread came first, or a handler of a signal in between
+            return  # another thread, or a signal handler, came first
         self.used_at = clock()
         self._handler, self.down_since, self._refusal = handler, self.used_at, None
         made.add_listener(partial(self._on_state, made, handler))
@@ -269,7 +269,7 @@ class Client:
         self._on_change()
 
     def _fail(self, kazoo: Any, error: Exception) -> None:
-        """Its thread has ended by an error, and no other one serves that session. The next request begins another."""
+        """Kazoo's thread has ended by an error, and no other serves the session. The next request begins another."""
         if kazoo not in self._opened.values():
             return
         about = about_event("session-given-up", alias=self._alias)
@@ -281,13 +281,13 @@ class Client:
         self._tell()
 
     def reconnect(self) -> None:
-        """The servers do not answer over this connection, or it says too little of how long the session lasts."""
+        """The servers do not answer over this connection, or it does not show for how long the session lasts."""
         if (handler := self._handler) and (connection := handler.connection):
             handler.left = connection.address
             connection.drop()
 
     def close(self) -> None:
-        """End the session, and with it all of its nodes. The next request begins another one."""
+        """End the session and with it all of its nodes. The next request begins another one."""
         kazoo = self._opened.pop("client", None)
         session, self.session, self.down_since = self.session, None, None
         if session:
@@ -298,7 +298,7 @@ class Client:
     # The clock of the servers
 
     def note_server_time(self, milliseconds: int, answered_at: float) -> None:
-        """A stat said when the servers did something that was answered then, on ``clock()``."""
+        """Note the time of the servers from a stat, whose answer came at this moment on ``clock()``."""
         ahead = milliseconds / 1000 - answered_at
         known, until = self._server_ahead
         if ahead > known or answered_at > until:
@@ -306,7 +306,7 @@ class Client:
 
     @property
     def server_time(self) -> float | None:
-        """Unix time by the clock of the servers: not later than it is there, but for what their clocks differ."""
+        """Unix time by the clock of the servers; not later than there, except that their clocks may differ."""
         known, _ = self._server_ahead
         return None if known == -inf else clock() + known
 

@@ -1,4 +1,4 @@
-"""What an entry of ``DISTRIBUTED_LOCKS`` says of its ensemble, and what is wrong with that."""
+"""Reads and checks the ensemble of an entry of ``DISTRIBUTED_LOCKS``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .names import encode
 DEFAULT_PORT = 2181
 EXAMPLE = '"zk1:2181,zk2:2181,zk3:2181", behind which a path may stand that all locks lie below: "/shop"'
 
-TLS_OPTIONS: Mapping[str, Any] = {  # as kazoo has them, but that host names are checked
+TLS_OPTIONS: Mapping[str, Any] = {  # kazoo's defaults, except that host names are checked
     "use_ssl": False,
     "ca": None,
     "certfile": None,
@@ -43,7 +43,7 @@ FILES = ("ca", "certfile", "keyfile")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """``hosts``: names and ports. ``root``: the path below which all lies, or "". ``auth``: "user:password"."""
+    """``hosts``: names and ports. ``root``: the path of all nodes, or "". ``auth``: "user:password"."""
 
     hosts: Sequence[tuple[str, int]]
     root: str
@@ -55,7 +55,7 @@ class Config:
 
     @property
     def addresses(self) -> str:
-        """As kazoo takes them, without the root, which is ours: what tells of the ensemble lies above it."""
+        """In kazoo's form, without our root, because the nodes about the ensemble are above it."""
         return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
 
     @property
@@ -145,7 +145,7 @@ def _read_tls(backend: BaseLockBackend) -> dict[str, Any]:
             raise InvalidLockBackend(f"{_option(backend, useless[0])} is given, but 'use_ssl' is False.")
         return {"use_ssl": False}
     if not given["verify_certs"]:
-        given["check_hostname"] = False  # there is nothing to check
+        given["check_hostname"] = False  # there is no certificate to check
     return given
 
 

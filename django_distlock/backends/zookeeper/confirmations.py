@@ -1,4 +1,4 @@
-"""Until when the session of a process lasts for certain, by what its servers have answered. No I/O."""
+"""Until when the session of a process certainly lasts, from the answers of its servers. No I/O."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from math import inf
 from ...types import StoreSession
 from ...utils.clock import clock, safe_deadline
 
-RESOLUTION = 16  # answers that are kept of each spacing
+RESOLUTION = 16  # answers that are kept for each spacing
 
 
 class Confirmations:
-    """Since when the leader has heard of a session for certain: from then on it keeps it for its timeout.
+    """The last moment at which the leader has certainly heard of a session, and from which it keeps it for its timeout.
 
-    The leader alone ends a session, and learns from the pings of its followers, one each half tick, which of their
-    clients sent something. That a follower answered, even a write that the leader has committed, does not say that
-    such a ping came through: the follower may have been cut off right after the answer. But a request that the leader
-    committed, and that was sent more than half a tick after an earlier one was answered, has followed a ping with the
-    news of the earlier one: on the same connection of the follower to its leader, or on that of another one, which has
-    asked the leader for the session. So the session counts from the sending of that earlier one.
+    Only the leader ends a session. It learns from the pings of its followers, one every half tick, which of their
+    clients sent something. An answer of a follower, even to a write that the leader has committed, does not prove that
+    such a ping came through, because the follower may have been cut off right after the answer. But let a request be
+    sent more than half a tick after an earlier one was answered, and let the leader commit it. Then a ping with the
+    news of the earlier request came before it, on the same connection of the follower to its leader; or it came by
+    another follower, which has asked the leader for the session. So the session counts from the sending of the earlier
+    request.
 
-    That the earlier one was answered before matters: of two that were held up on their way, and came together, the
-    follower may have told nothing.
+    The earlier request must have been answered before. Two requests that were held up on their way may arrive together,
+    and the follower may have reported neither of them.
 
-    A timeout is two ticks at least, unless the server's ``minSessionTimeout`` is lowered, so that a quarter of it is
-    half a tick or longer.
+    A timeout is at least two ticks, unless the server's ``minSessionTimeout`` is lowered. So a quarter of it is at
+    least half a tick.
 
-    Threads call it at once, without a guard: whichever comes last, no moment counts that should not.
+    Threads may call it at the same time, without a guard: whichever comes last, no wrong moment counts.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._since = -inf
-        # Of answered requests, which count when a later one is answered: when they were sent, and answered
+        # When answered requests were sent and answered; they count when a later one is answered
         self._answered: deque[tuple[float, float]] = deque()
 
     @property
@@ -41,11 +42,11 @@ class Confirmations:
         return self.timeout / 4
 
     def connected(self, sent_at: float) -> None:
-        """A connection was opened for the session by a request sent then: its server has asked the leader."""
+        """A connection for the session was opened by a request sent then; its server has asked the leader."""
         self._since = max(self._since, sent_at)
 
     def answered(self, sent_at: float, answered_at: float) -> None:
-        """A request sent then was committed by the leader, and its answer came then."""
+        """The leader committed a request that was sent and answered at these moments."""
         while self._answered:
             try:
                 earlier = self._answered.popleft()
@@ -64,7 +65,7 @@ class Confirmations:
 
 
 class ZooKeeperSession(StoreSession):
-    """One session of this process. ``number``: by which the servers know it. ``timeout``: the one they agreed to."""
+    """One session of this process. ``number``: its id on the servers. ``timeout``: the one they agreed to."""
 
     is_over = False
 
@@ -78,7 +79,7 @@ class ZooKeeperSession(StoreSession):
         return self._confirmations.timeout
 
     def connected(self, sent_at: float, timeout: float) -> None:
-        """By a request sent then. The server may agree to less than the one before did."""
+        """By a request sent then. The server may agree to a shorter timeout than the one before."""
         self._confirmations.timeout = min(self.timeout, timeout)
         self._confirmations.connected(sent_at)
 
@@ -88,10 +89,10 @@ class ZooKeeperSession(StoreSession):
 
     @property
     def confirmed_until(self) -> float:
-        """By what was known of it, whether or not it is over since."""
+        """As far as it was known, also if the session is over since."""
         return self._confirmations.until
 
     @property
     def is_about_to_end(self) -> bool:
-        """Unless it is confirmed: so little is left that no lease should begin now."""
+        """Whether so little is left without a confirmation that no lease should begin now."""
         return self.until - clock() < self.timeout / 8

@@ -1,4 +1,4 @@
-"""What may be wrong with a session and its ensemble, by what the servers say."""
+"""Problems of a session and its ensemble, found from answers of the servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .confirmations import ZooKeeperSession
 from .names import Tree
 
 CLOCKS_APART = 1.0  # seconds
-ENSEMBLE = "/zookeeper/config"  # which every server tells anybody
+ENSEMBLE = "/zookeeper/config"  # every server lets anybody read it
 
 PARTICIPANT = re.compile(r"^server\.\d+=(?!.*:observer)", re.MULTILINE)
 
@@ -27,7 +27,7 @@ class Diagnostics:
         self._tree, self._terms, self._options = tree, terms, options
 
     def steps(self, deadline: float) -> Steps[list[CheckResult]]:
-        """The root is changed, because nothing else tells the servers' clock."""
+        """It changes the root, because only a change shows the servers' clock."""
         yield Call("ask", ([ask.ensure(self._tree.root)], deadline))
         asked_at, began = wall_clock(), clock()
         answers = yield Call("ask", ([ask.write(self._tree.root, b""), ask.read(ENSEMBLE)], deadline))
@@ -59,7 +59,7 @@ def _clock(ahead: float) -> CheckResult:
 
 
 def ensemble_result(config: str) -> CheckResult:
-    """``config``: what the servers say of themselves."""
+    """``config``: the configuration that the servers report."""
     servers = len(PARTICIPANT.findall(config))
     if servers < 2:
         message = "There is one server. Its loss costs all locks."

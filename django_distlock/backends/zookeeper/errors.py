@@ -1,4 +1,4 @@
-"""What the errors of kazoo mean for a lock."""
+"""The meaning of kazoo's errors for a lock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from kazoo import exceptions as kazoo  # type: ignore[import-untyped]
 from ...exceptions import LockBackendError
 from ..common.attempts import InDoubt
 
-# Answers of the servers that callers look at
+# Answers of the servers that callers handle
 ANSWERS = (kazoo.NoNodeError, kazoo.NodeExistsError, kazoo.NotEmptyError, kazoo.BadVersionError)
 
-# Something between here and the leader has gone. What was asked may have been done.
+# Something between this process and the leader is gone. The request may have been executed.
 INTERRUPTIONS = (
     kazoo.ConnectionLoss,
     kazoo.OperationTimeoutError,
@@ -30,7 +30,7 @@ REMEDIES = {
 
 
 class Interrupted(Exception):
-    """The answer did not come. ``is_sent``: what was asked may have been done, or may be done yet."""
+    """The answer did not come. ``is_sent``: the request may have been executed, or may still be."""
 
     def __init__(self, message: str, *, is_sent: bool = True) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class NotConnected(Interrupted):
 
 
 def refused(error: Exception, place: str) -> LockBackendError:
-    """For what the servers refuse."""
+    """The error to raise if the servers refuse."""
     remedy = next((text for kind, text in REMEDIES.items() if isinstance(error, kind)), "")
     name = type(error).__name__.removesuffix("Error")
     told = LockBackendError(f"ZooKeeper at {place} refuses: {name} {error}".rstrip() + f". {remedy}".rstrip())

@@ -1,4 +1,4 @@
-"""What kazoo asks of its surroundings: threads, sockets, and waiting for these."""
+"""The environment that kazoo requires: threads, sockets, and waiting for these."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ HEAD = 12  # bytes of the first answer on a connection: its length, the version 
 
 
 class Connection:
-    """One connection, as kazoo uses its socket. ``timeout``: of the session in seconds, once the server said it.
+    """One connection, which kazoo uses as a socket. ``timeout``: of the session, in seconds, once the server sent it.
 
-    Kazoo itself tells nobody to which timeout the server agreed.
+    Kazoo itself does not report which timeout the server agreed to.
     """
 
     timeout = 0.0
@@ -53,17 +53,17 @@ class Connection:
         return data
 
     def drop(self) -> None:
-        """Kazoo finds that the connection is broken, and opens another one."""
+        """Break the connection, so that kazoo notices it and opens another one."""
         with suppress(OSError):  # broken already
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """One thread, with a name: that of the connection, which also makes the callbacks. None in a forked child.
+    """One thread with a name, for the connection, which also runs the callbacks. None in a forked child.
 
-    ``connect_timeout``: seconds for the connection to one server, and for its first answer. For the one kazoo has the
-    whole timeout of the session, for the other much of it; a server that hangs would cost leases by that.
-    ``on_failure``: told of an error by which kazoo's thread ends, as where a server mixes up its answers.
+    ``connect_timeout``: seconds for the connection to one server, and for its first answer. Kazoo itself allows the
+    whole timeout of the session for the connection, and much of it for the answer, so a server that hangs would cost
+    leases. ``on_failure``: gets the error that ends kazoo's thread, for example if a server mixes up its answers.
     """
 
     def __init__(self, alias: str, connect_timeout: float, on_failure: Callable[[Exception], object]) -> None:
@@ -71,21 +71,22 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._alias, self._on_failure = alias, on_failure
         self._pid = fork.pid()
         self._connect_timeout = connect_timeout
-        self.connection: Connection | None = None  # of the last connection
-        self.failure = ""  # why the last one could not be opened
+        self.connection: Connection | None = None  # the last connection
+        self.failure = ""  # the reason why the last one could not be opened
         self.left: tuple[str, int] | None = None  # the address of a server that did not answer; others come first
 
     def start(self) -> None:
-        """Without its threads for callbacks, and without what it registers with atexit to join them.
+        """Without kazoo's threads for callbacks, and without its atexit handler, which joins them.
 
-        A child that leaves by ``sys.exit()`` would do that, too, with locks that another thread held at the fork.
+        A child that exits by ``sys.exit()`` would call that handler, too, with locks that another thread held at the
+        fork.
         """
 
     def stop(self) -> None:
-        """Nothing was started."""
+        """Nothing to do: nothing was started."""
 
     def dispatch_callback(self, callback: Any) -> None:
-        """At once, so that an event is known before the answer that comes after it. None of ours takes long."""
+        """Run it at once, so that an event is known before the answer after it. Our callbacks do not take long."""
         try:
             callback.func(*callback.args)
         except Exception:
@@ -107,7 +108,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._end_in_child()
         left, self.left = self.left, None
         if address == left:
-            raise ConnectionDropped(f"{address} did not answer just now")  # kazoo takes the next one at once
+            raise ConnectionDropped(f"{address} did not answer just now")  # kazoo tries the next one at once
         sent_at = clock()
         try:
             connection = super().create_connection(address, timeout=min(timeout, self._connect_timeout), **kwargs)
@@ -137,19 +138,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 number = one.fileno()
                 waiting[number] = ready, one
                 poll.register(number, event)
-        for number, _ in poll.poll(None if timeout is None else timeout * 1000):  # also where it is broken
+        for number, _ in poll.poll(None if timeout is None else timeout * 1000):  # also if it is broken
             ready, one = waiting[number]
             ready.append(one)
         return can_read, can_write, []
 
     def _end_in_child(self) -> None:
-        """A greenlet that a fork has copied must not use what is the parent's."""
+        """A greenlet that a fork has copied must not use the parent's connection."""
         if fork.is_copy(self._pid):
             raise SystemExit
 
 
 def _close_left_open(error: BaseException) -> None:
-    """Kazoo closes no socket on which TLS was refused, and keeps it in the frames of the error alone."""
+    """If TLS is refused, kazoo does not close the socket; only the frames of the error refer to it."""
     for frame, _ in walk_tb(error.__traceback__):
         if isinstance(connection := frame.f_locals.get("conn"), ssl.SSLSocket):
             connection.close()

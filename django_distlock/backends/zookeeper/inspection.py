@@ -1,4 +1,4 @@
-"""What is asked of the servers about a lock, and how their answers are read. Generators without I/O."""
+"""Questions to the servers about a lock, and the reading of their answers. Generators without I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ = 200  # nodes that are read together
 
 
 class Subject(NamedTuple):
-    """Which lock is asked about. ``key``: as it is in the names of nodes."""
+    """The lock of a question. ``key``: as in the names of nodes."""
 
     name: str
     prefix: str
@@ -29,7 +29,7 @@ class Subject(NamedTuple):
 
 
 class FoundRest:
-    """A rest as it stands now."""
+    """A rest in its current state."""
 
     def __init__(self, rest: Rest, stat: Any, server_time: float) -> None:
         self.rest, self.version = rest, stat.version
@@ -41,7 +41,7 @@ class FoundRest:
 
 
 class Inspection:
-    """Of one backend. ``deadline``: on ``clock()``, for the answers. ``own_prefix``: KEY_PREFIX, where it is a text."""
+    """For one backend. ``deadline``: on ``clock()``, for the answers. ``own_prefix``: KEY_PREFIX, if it is a text."""
 
     def __init__(self, alias: str, tree: Tree, own_prefix: str, upkeep: Upkeep) -> None:
         self._alias, self._tree, self._own_prefix, self._upkeep = alias, tree, own_prefix, upkeep
@@ -55,7 +55,7 @@ class Inspection:
         return answers
 
     def _line(self, key: str, deadline: float, *, catches_up: bool = False) -> Steps[Line]:
-        """``catches_up``: of another server than before, which may not have heard of all that was done there."""
+        """``catches_up``: the server may be another one than before, so it first catches up with the leader."""
         shard = self._tree.shard(key)
         requests = [ask.children(shard)]
         if catches_up:
@@ -85,7 +85,7 @@ class Inspection:
         return FoundRest(Rest.from_bytes(data, path), stat, server_time)
 
     def server_time(self, deadline: float) -> Steps[float]:
-        """Unix time by the clock of the servers, which only a change tells."""
+        """Unix time by the clock of the servers, which only a change shows."""
         while (now := self._client.server_time) is None:
             [stat] = (yield from self.ask([ask.write(self._tree.root, b"")], deadline)).values
             if isinstance(stat, NoNodeError):
@@ -95,11 +95,11 @@ class Inspection:
         return now
 
     def note_server_time(self, milliseconds: int) -> None:
-        """As an answer says that has just come."""
+        """Note it from an answer that has just come."""
         self._client.note_server_time(milliseconds, clock())
 
     def _standing(self, about: Subject, line: Line, deadline: float, value: Any = None) -> Steps[LockInfo | None]:
-        """The lock as others see it; None where nobody has it by now. ``value``: of the first node, if it is known."""
+        """The lock as others see it; None if nobody has it by now. ``value``: of the first node, if it is known."""
         rest, first = (yield from self._rest(about.key, deadline)) if line.rests else None, line.first
         if rest and not rest.is_over and not (first and first.token == rest.rest.token):
             return self._of_rest(about, rest)
@@ -118,7 +118,7 @@ class Inspection:
         own, session = self._places.get(first.token), self._client.session
         if own and own.is_held:
             remaining = max(0.0, own.until - clock())
-        else:  # once its process is gone; until then it is renewed without a word in the store
+        else:  # the time left if its process is gone; until then it is renewed without a change in the store
             remaining = min(held.ttl, session.timeout) if session else held.ttl
         return self._info(about, first.token, held.holder, stat.czxid, remaining)
 

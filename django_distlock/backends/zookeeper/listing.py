@@ -22,7 +22,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class Listing(Inspection):
-    """``deadline``: of the first answers; those to later questions have as long each, as there may be many."""
+    """``deadline``: for the first answers. Each later question gets as long again, because there may be many."""
 
     def ask(self, requests: Sequence[Any], deadline: float) -> Steps[Answers]:
         return (yield from super().ask(requests, max(deadline, clock() + self._client.request_timeout)))
@@ -50,7 +50,7 @@ class Listing(Inspection):
             info = yield from self._standing(about, line, deadline, value)
             if info or not line.first:
                 return info
-            # It was released, and perhaps handed on.
+            # It was released, and perhaps taken by the next one.
             line, value = (yield from self._line(about.key, deadline)), None
 
     def count_waiters(self, keys: Sequence[str], deadline: float) -> Steps[list[int | None]]:
@@ -58,16 +58,16 @@ class Listing(Inspection):
         return [max(0, len(line.places) - 1) for line in lines]
 
     def page(self, paths: Sequence[str], deadline: float) -> Steps[list[str]]:
-        """The encoded keys that have somebody in line, or a rest, in these shards.
+        """The encoded keys in these shards that have a place in line, or a rest.
 
-        Shard by shard: whoever looks at them in this order has few of them listed again at a time.
+        Sorted by shard: so a caller that looks at them in this order lists few shards again at a time.
         """
         answers = yield from self.ask([ask.children(path) for path in paths], deadline)
         shards = [nodes for nodes in answers.values if not isinstance(nodes, NoNodeError)]
         return list(dict.fromkeys(node.rpartition("~")[0] for nodes in shards for node in nodes))
 
     def prune(self, shard: str, age: float, deadline: float) -> Steps[int]:
-        """Delete the rests of a shard that were over so many seconds ago. Returns how many."""
+        """Delete the rests of a shard that ended so many seconds ago. Returns how many."""
         deleted, server_time = 0, (yield from self.server_time(deadline))
         [nodes] = (yield from self.ask([ask.children(shard)], deadline)).values
         rests = [] if isinstance(nodes, NoNodeError) else [node for node in nodes if node.endswith(REST)]

@@ -1,11 +1,11 @@
-"""Where things lie in the tree of nodes, and how the names of locks are written there.
+"""The tree of nodes, and how the names of locks are written there.
 
     ROOT/locks/00 … ff/KEY~TOKEN-0000000042   a holder or a waiter, ephemeral: the smallest number of a key has the lock
     ROOT/locks/00 … ff/KEY~rest               persistent, while a lock stays taken for its min_hold
     ROOT/runs/KEY~run                         persistent, the last run of an entry of beat
 
-The places of all locks of a shard stand side by side, so nothing is left of a lock that nobody has, and all locks are
-listed by 256 requests with answers of bounded size.
+The places of all locks of a shard are in one folder. So nothing is left of a lock that nobody has, and 256 requests
+with answers of bounded size list all locks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ...types import TOKEN_LENGTH
 SHARDS = 256
 REST, RUN = "~rest", "~run"
 
-# Refused by ZooKeeper: control characters, surrogates (in Java also those by which it writes what is above U+FFFF),
-# the private use area, and what ends the Basic Multilingual Plane. The others have a meaning in a path or here.
+# ZooKeeper refuses control characters, surrogates (in Java also those for characters above U+FFFF), the private use
+# area, and the end of the Basic Multilingual Plane. The other characters have a meaning in a path or here.
 _REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff/%~]")
 _PLACE = re.compile(rf"(.+)~([0-9a-f]{{{TOKEN_LENGTH}}})-(-?\d+)", re.DOTALL)
-_WRAP = 2**32  # the counter of a node is a signed number of 32 bits, and goes on with the smallest one
+_WRAP = 2**32  # the counter of a node is a signed number of 32 bits, and continues with the smallest one
 
 
 def encode(key: str) -> str:
-    """A text as part of the name of a node. Readable, but for what ZooKeeper refuses."""
+    """A text as part of the name of a node. Readable, except for characters that ZooKeeper refuses."""
     return _REFUSED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), key)
 
 
@@ -42,7 +42,7 @@ def shard_of(key: str) -> int:
 
 
 class Place(NamedTuple):
-    """One place in the line for a lock, as the name of its node tells it."""
+    """One place in the line for a lock, read from the name of its node."""
 
     node: str
     encoded_key: str
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, node: str) -> Self | None:
-        """None for a node that is no place."""
+        """None for a node that is not a place."""
         if found := _PLACE.fullmatch(node):
             key, token, number = found.groups()
             return cls(node, key, token, int(number))
@@ -59,9 +59,9 @@ class Place(NamedTuple):
 
 
 def in_order(places: Iterable[Place]) -> list[Place]:
-    """By age, also where the counter of their parent went over its end while they were there."""
+    """Sorted by age, also if the counter of their parent wrapped around while they were there."""
     found = sorted(places, key=lambda place: place.number)
-    # Those beyond the largest gap are older: whoever stands there at the same time, is far less than 2³¹ apart.
+    # Those beyond the largest gap are older, because places of the same time are far less than 2³¹ apart.
     for index in range(1, len(found)):
         if found[index].number - found[index - 1].number > _WRAP // 2:
             return found[index:] + found[:index]
@@ -69,14 +69,14 @@ def in_order(places: Iterable[Place]) -> list[Place]:
 
 
 class Line(NamedTuple):
-    """Who stands in line for one lock: the first one has it."""
+    """The places in line for one lock; the first one has the lock."""
 
     places: list[Place]
-    rests: bool  # whether there is a rest, which may be over
+    rests: bool  # whether there is a rest; it may be over
 
     @classmethod
     def of(cls, key: str, nodes: Iterable[str]) -> Self:
-        """``nodes``: all of its shard."""
+        """``nodes``: all nodes of its shard."""
         encoded = encode(key)
         start = f"{encoded}~"
         own = [node for node in nodes if node.startswith(start)]
@@ -88,7 +88,7 @@ class Line(NamedTuple):
         return self.places[0] if self.places else None
 
     def of_token(self, token: str) -> list[Place]:
-        """More than one where a request was sent again whose answer was lost."""
+        """More than one if a request was repeated because its answer was lost."""
         return [place for place in self.places if place.token == token]
 
     def before(self, place: Place) -> Place:
@@ -115,7 +115,7 @@ class Tree:
         return f"{self._locks}/{shard_of(key):02x}"
 
     def new_place(self, key: str, token: str) -> str:
-        """To which ZooKeeper adds the number."""
+        """ZooKeeper adds the number."""
         return f"{self.shard(key)}/{encode(key)}~{token}-"
 
     def place(self, key: str, node: str) -> str:

@@ -1,8 +1,8 @@
-"""What is asked of the servers to take, release and renew locks, and what follows from their answers. Without I/O.
+"""Requests to the servers to take, release and renew locks, and the results from their answers. Without I/O.
 
-The recipe is that of ZooKeeper's documentation: an ephemeral node with a number for each who wants the lock, which the
-smallest one has. Whoever has another one watches the node right before its own. That a node has become the smallest
-needs no answer of the leader: nodes before it come back never, and the server that answers had its own node to show.
+The recipe is from ZooKeeper's documentation: each request for the lock has an ephemeral node with a number, and the
+smallest one has the lock. The others watch the node right before their own. Any server may answer that a node has
+become the smallest, not only the leader: nodes before it never come back, and that server had the node itself to show.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .places import OwnPlace
 from .requests import Multi, refusal
 from .values import Held, Rest
 
-RENEWALS = 500  # nodes that are checked together: less than the longest request that a server takes
+RENEWALS = 500  # nodes per check: fewer than the longest request has that a server accepts
 
 
 class Attempt(NamedTuple):
@@ -41,7 +41,7 @@ class Attempt(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The line as it was after ``sent_at``. ``is_written``: its own node says already who holds the lock."""
+    """The line at some moment after ``sent_at``. ``is_written``: its own node already says who holds the lock."""
 
     line: Line
     sent_at: float
@@ -49,7 +49,7 @@ class Sight(NamedTuple):
 
 
 class Operations(Inspection):
-    """Of one lock, and the renewal of many."""
+    """Operations on one lock, and the renewal of many."""
 
     # Acquire
 
@@ -91,7 +91,7 @@ class Operations(Inspection):
         return place, Sight(Line.of(key, nodes), answers.sent_at, is_written=True)
 
     def _find(self, attempt: Attempt, found: Place) -> Steps[OwnPlace | None]:
-        """A place of an attempt whose answer was lost. None: it is one of a session that is about to end."""
+        """The place of an attempt whose answer was lost. None: it belongs to a session that is about to end."""
         request, key = attempt.request, attempt.about.key
         path = self._tree.place(key, found.node)
         answers = yield from self.ask([ask.read(path)], attempt.deadline)
@@ -107,13 +107,13 @@ class Operations(Inspection):
         return Sight(Line.of(place.key, answers.values[0]), answers.sent_at, is_written=False)
 
     def _decide(self, attempt: Attempt, place: OwnPlace, sight: Sight) -> Steps[Grant | LockInfo | None]:
-        """What the line means for its own place. None: that changed, so it is to be looked at again."""
+        """What the line means for its own place. None: the place changed, so look again."""
         line, deadline = sight.line, attempt.deadline
         if place.session.is_over or place.place not in line.places:
             self._upkeep.forget(place)
             return None
         older = line.of_token(place.token)[0]
-        if older != place.place:  # an earlier attempt had come through after all
+        if older != place.place:  # an earlier attempt had arrived after all
             is_own = yield from self._find(attempt, older)
             yield from self._delete(place.path if is_own else self._tree.place(place.key, older.node), deadline)
             return None
@@ -135,10 +135,10 @@ class Operations(Inspection):
         if not (most := attempt.request.most_places):
             return False
         before, is_resting = line.places.index(place.place), rest is not None and not rest.is_over
-        return most <= (before if is_resting else before - 1)  # else the first one does not wait, but has the lock
+        return most <= (before if is_resting else before - 1)  # else the first one has the lock and does not wait
 
     def _take(self, attempt: Attempt, place: OwnPlace, sight: Sight, over: FoundRest | None) -> Steps[Grant | None]:
-        """The lock is its own. What is to be written with the grant is written in one step. ``over``: an old rest."""
+        """It has the lock. Everything that belongs to the grant is written in one step. ``over``: an old rest."""
         request, session, sent_at = attempt.request, place.session, sight.sent_at
         path, changes = self._tree.rest(place.key), []
         if request.min_hold and not place.is_held:
@@ -162,7 +162,7 @@ class Operations(Inspection):
         return SessionGrant(place.fence, sent_at, ttl, session)
 
     def _watch(self, attempt: Attempt, place: OwnPlace, line: Line, rest: FoundRest | None) -> Steps[LockInfo | None]:
-        """Wait behind the rest, or behind others: of these, the one right before is watched."""
+        """Wait behind the rest, or behind others; it watches the place right before its own."""
         is_first, events = line.first == place.place, place.events
         before = None if is_first else line.before(place.place)
         path = self._tree.place(place.key, before.node) if before else self._tree.rest(place.key)
@@ -171,7 +171,7 @@ class Operations(Inspection):
             return None
         if is_first and rest:
             info = self._of_rest(attempt.about, rest)
-        else:  # it is told when that one goes, which nobody knows before
+        else:  # the watch reports when that place goes; nobody knows it before
             known = value if before == line.first else None
             info = self._of_line(attempt.about, line, known)._replace(remaining=inf)
         place.remember(info, events)
@@ -199,7 +199,7 @@ class Operations(Inspection):
         return True
 
     def _release_found(self, request: LockRequest, cooldown: float, force: bool, deadline: float) -> Steps[bool]:
-        """What another process has, or an attempt whose answer was lost, which may have more than one place."""
+        """Release for another process, or for an attempt whose answer was lost, which may have several places."""
         key = self._subject(request).key
         line = yield from self._line(key, deadline, catches_up=True)
         places, released = line.of_token(request.token), False
@@ -212,7 +212,7 @@ class Operations(Inspection):
         rest = (yield from self._rest(key, deadline)) if line.rests else None
         if rest is None or rest.rest.token != request.token:
             return released
-        # One that was written with a grant whose answer was lost ends with that.
+        # If it was written with a grant whose answer was lost, it ends with the grant.
         if force or ((places or request.in_doubt) and not cooldown):
             [answer] = (yield from self.ask([ask.delete(self._tree.rest(key), rest.version)], deadline)).values
             return not isinstance(answer, Exception)
@@ -224,7 +224,7 @@ class Operations(Inspection):
         """Delete the place in the step in which the cooldown begins. False: it was gone."""
         data = Rest(request.token, fence, cooldown, request.holder).to_bytes()
         rest = self._tree.rest(self._subject(request).key)
-        for change in (ask.create(rest, data), ask.write(rest, data)):  # one that is over may still be there
+        for change in (ask.create(rest, data), ask.write(rest, data)):  # an old rest may still be there
             answers = yield from self.ask([Multi([ask.delete(path), change])], deadline)
             refused = refusal(answers.values[0])
             if refused is None or refused[0] == 0:
@@ -232,7 +232,7 @@ class Operations(Inspection):
         return (yield from self._delete(path, deadline))
 
     def _delete(self, path: str, deadline: float) -> Steps[bool]:
-        """Whether it was there."""
+        """Delete the node. Returns whether it was there."""
         [answer] = (yield from self.ask([ask.delete(path)], deadline)).values
         return not isinstance(answer, NoNodeError)
 
@@ -252,7 +252,7 @@ class Operations(Inspection):
         return [token in renewed for token, _, _ in found]
 
     def _check(self, places: Sequence[OwnPlace], deadline: float) -> Steps[tuple[float, set[OwnPlace]]]:
-        """When those that are there were asked for, and which these are."""
+        """Returns when the existing places were asked for, and which places these are."""
         left = list(places)
         while True:
             answers = yield from self.ask([Multi([ask.check(place.path) for place in left])], deadline)
@@ -261,7 +261,7 @@ class Operations(Inspection):
                 return answers.sent_at, set(left)
             stats = (yield from self.ask([ask.stat(place.path) for place in left], deadline)).values
             gone = [place for place, stat in zip(left, stats, strict=True) if stat is None]
-            gone = gone or [left[refused[0]]]  # of which the server that answers had not heard yet
+            gone = gone or [left[refused[0]]]  # the server that answers had not heard of it yet
             for place in gone:
                 self._upkeep.forget(place)
             left = [place for place in left if place not in gone]

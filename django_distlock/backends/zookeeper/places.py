@@ -20,16 +20,16 @@ def _nobody() -> None:
 class OwnPlace:
     """One node of this process, which waits or has the lock.
 
-    ``fence``: the number of its creation, by which nodes of a lock have the order of their places. ``until``: when its
-    TTL ends, on ``clock()``; inf while it waits. ``has_rest``: a rest was written with its grant.
-    ``unwritten``: what its node is yet to say of who has the lock.
+    ``fence``: the number of its creation; in the order of places, these numbers grow. ``until``: when its TTL ends, on
+    ``clock()``; inf while it waits. ``has_rest``: a rest was written with its grant. ``unwritten``: data about the
+    holder that must still be written to its node.
     """
 
     is_held = False
     until = inf
     has_rest = False
     unwritten: bytes | None = None
-    events = 0  # that came of what it watches
+    events = 0  # from its watches
     _seen: LockInfo | None = None
     _seen_at = -inf
 
@@ -42,11 +42,11 @@ class OwnPlace:
         self._waiter: Callable[[], LockRequest | None] = _nobody
 
     def as_request(self) -> LockRequest:
-        """For whoever releases it, where its own request is gone."""
+        """A request with which to release it if its own request is gone."""
         return LockRequest(self.name, self.ttl, self.holder, self.token, prefix=self.prefix)
 
     def wait_for(self, request: LockRequest, on_gone: Callable[[str], object]) -> None:
-        """Wake that request. ``on_gone``: told the token where nothing refers to the request any more."""
+        """Wake that request from now on. ``on_gone``: gets the token when nothing refers to the request any more."""
         token = self.token
         self._waiter = ref(request, lambda _: on_gone(token))
 
@@ -56,20 +56,20 @@ class OwnPlace:
         return not self.is_held and self._waiter() is None
 
     def note_event(self, event: object = None) -> None:
-        """Something that it watches has changed, or is watched no more, because the connection was lost."""
+        """A watched node has changed, or is no longer watched because the connection was lost."""
         self.events += 1
         self._seen = None
         if waiter := self._waiter():
             waiter.event.set()
 
     def remember(self, info: LockInfo, events: int) -> None:
-        """What stands until an event comes. ``events``: as many had come when it was asked for."""
+        """Keep the answer until an event comes. ``events``: how many had come when it was asked for."""
         self._seen, self._seen_at = info, clock()
         if self.events != events:
             self._seen = None
 
     def recall(self, longest: float) -> LockInfo | None:
-        """What was seen ``longest`` seconds ago at most, if that still stands, without asking the store."""
+        """The answer of at most ``longest`` seconds ago if it still stands, without asking the store."""
         seen, now = self._seen, clock()
         remaining = -inf if seen is None else seen.remaining - (now - self._seen_at)
         if seen is None or remaining <= 0 or now - self._seen_at > longest or self.session.is_suspended:
@@ -78,7 +78,7 @@ class OwnPlace:
 
 
 class Places:
-    """By token. In a forked child there are none: those nodes are the parent's."""
+    """The places by token. A forked child has none, because the nodes belong to the parent."""
 
     def __init__(self) -> None:
         self._reset_after_fork()
@@ -97,12 +97,12 @@ class Places:
         self._places[place.token] = place
 
     def get(self, token: str) -> OwnPlace | None:
-        """None also where its session is over, and it with that."""
+        """None also if its session, and the place with it, is over."""
         place = self._places.get(token)
         return None if place is None or place.session.is_over else place
 
     def take(self, token: str) -> OwnPlace | None:
-        """Its node is about to be deleted, or gone. Of two who come at once, one gets it."""
+        """Call it before the node is deleted, or when it is gone. Of two callers at once, only one gets the place."""
         return self._places.pop(token, None)
 
     def held(self) -> list[OwnPlace]:

@@ -1,4 +1,4 @@
-"""What a client asks of the servers, as values: so that operations are generators without I/O."""
+"""Requests of a client to the servers, as values, so that operations are generators without I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Request(NamedTuple):
-    """A method of kazoo's client. ``commits``: the leader answers, once most servers have it."""
+    """A method of kazoo's client. ``commits``: the leader answers when most servers have it."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -41,10 +41,10 @@ class Multi(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """To requests that were sent together, in one session. A value may be an error of ``errors.ANSWERS``."""
+    """Answers to requests that were sent together, in one session. A value may be one of ``errors.ANSWERS``."""
 
     session: ZooKeeperSession
-    sent_at: float  # on clock(); before any of them was sent
+    sent_at: float  # on clock(), before the first one was sent
     values: list[Any]
 
 
@@ -53,7 +53,7 @@ def children(path: str) -> Request:
 
 
 def children_watched(path: str, watch: Callable[[Any], object]) -> Request:
-    """Of an ephemeral node, which has none: a watch that fires when it is deleted, and not when it is changed."""
+    """An ephemeral node has no children, so this watch fires when it is deleted, and not when it is changed."""
     return Request("get_children_async", (path,), {"watch": watch})
 
 
@@ -63,17 +63,17 @@ def read(path: str, watch: Callable[[Any], object] | None = None) -> Request:
 
 
 def stat(path: str) -> Request:
-    """None where there is no such node."""
+    """None if there is no such node."""
     return Request("exists_async", (path,))
 
 
 def sync(path: str) -> Request:
-    """The server catches up with the leader before it answers what follows."""
+    """The server catches up with the leader before it answers later requests."""
     return Request("sync_async", (path,))
 
 
 def ensure(path: str) -> Request:
-    """Asked alone: it takes several requests."""
+    """Send it alone, because it takes several requests."""
     return Request("ensure_path_async", (path,), _NONE, True)
 
 
@@ -97,7 +97,7 @@ def delete(path: str, version: int = -1) -> Request:
 
 
 def check(path: str) -> Request:
-    """In a Multi: the node is there."""
+    """For a Multi: checks that the node is there."""
     return Request("check", (path, -1), _NONE, True)
 
 
@@ -105,7 +105,7 @@ _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 
 
 def refusal(results: Sequence[Any]) -> tuple[int, Exception] | None:
-    """Which change of a Multi was refused, so that none was made, and why. None: all were made."""
+    """Which change of a Multi was refused, and why; then no change was made. None: all were made."""
     for index, result in enumerate(results):
         if isinstance(result, Exception) and not isinstance(result, _ROLLED_BACK):
             return index, result

@@ -22,7 +22,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class FoundRun(NamedTuple):
-    """Moments are those of the servers. ``since``: when the store first knew of the entry."""
+    """Moments are on the servers' clock. ``since``: when the store first knew the entry."""
 
     stamp: LastRun
     ttl: float
@@ -54,7 +54,7 @@ class Runs:
     def claim(
         self, key: str, seen: LastRun, now: LastRun, ttl: float, grace: float, most_ahead: float, deadline: float
     ) -> Steps[LastRun | None]:
-        """As ``claim_run``. Repeatable."""
+        """See ``claim_run``. Repeatable."""
         path = self._tree.run(key)
         while True:
             server_time = yield from self._inspection.server_time(deadline)
@@ -78,7 +78,7 @@ class Runs:
                     return None
 
     def _keep(self, path: str, expired: FoundRun | None, seen: LastRun, ttl: float, deadline: float) -> Steps[bool]:
-        """Store ``seen`` where there is nothing, or what has expired; False if another one came first."""
+        """Store ``seen`` if there is no run, or if it has expired. False if another process came first."""
         changes = [ask.delete(path, expired.version)] if expired else []
         changes.append(ask.create(path, _data(seen, ttl)))
         [results] = (yield from self._ask([Multi(changes)], deadline)).values
@@ -102,14 +102,14 @@ class Runs:
         return not isinstance(answer, NoNodeError)
 
     def keys(self, deadline: float) -> Steps[list[str]]:
-        """Of all entries that have a node."""
+        """The keys of all entries that have a node."""
         [nodes] = (yield from self._ask([ask.children(self._tree.runs)], deadline)).values
         if isinstance(nodes, NoNodeError):
             return []
         return [decode(node.removesuffix(RUN)) for node in nodes if node.endswith(RUN)]
 
     def page(self, keys: Sequence[str], deadline: float) -> Steps[list[tuple[str, LastRun]]]:
-        """Those of these that can be read. Of others an error is logged."""
+        """The runs of these names that can be read. An error is logged for each of the others."""
         server_time = yield from self._inspection.server_time(deadline)
         paths = [self._tree.run(key) for key in keys]
         answers = yield from self._ask([ask.read(path) for path in paths], deadline)
@@ -153,5 +153,5 @@ def _data(stamp: LastRun, ttl: float) -> bytes:
 
 
 def _moment(stamp: LastRun) -> int:
-    """Microseconds, as other stores compare them."""
+    """Microseconds, by which other stores compare, too."""
     return round(stamp.at * 1_000_000)

@@ -1,4 +1,4 @@
-"""What a process does beside its calls: it confirms its session, and gives up what nobody has any more."""
+"""The work of a process beside its calls: it confirms its session, and gives up places that nobody has any more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .values import Rest, Unreadable
 
 CHECKED = 500  # nodes of one request
 FEW = 1000
-WATCHED = "watch"  # the inbox of who waits: it is told by a watch
+WATCHED = "watch"  # the inbox of a waiter, which a watch wakes
 LOST_IN_TIME = "no server confirmed the session with ZooKeeper in time"
 SESSION_OVER = "the session with ZooKeeper is over"
 FREED = "somebody freed the lock: its node in ZooKeeper is gone"
@@ -37,18 +37,18 @@ logger = logging.getLogger("django_distlock")
 
 
 class Owner(Protocol):
-    """The backend, who tells others."""
+    """The backend, which informs others."""
 
     def lose(self, token: str, reason: str) -> None: ...
     def give_up(self, request: LockRequest) -> None: ...
 
 
 class Upkeep:
-    """One thread for all places of an alias, which waits for no answer.
+    """One thread for all places of an alias. It does not wait for answers.
 
-    While the session is open, a request that the leader must commit goes to the servers each third of its timeout,
-    whatever the number of leases: a check of all nodes that are held. What is not answered in time goes over another
-    connection. A lease whose TTL ends is given up, as nobody else does that while the session lasts.
+    While the session is open, it sends a request that the leader must commit each third of the timeout: a check of all
+    held nodes, whatever their number. If there is no answer in time, it uses another connection. It gives up a lease
+    whose TTL ends, because nobody else does that while the session lasts.
     """
 
     def __init__(self, alias: str, config: Config, tree: Tree, timing: Timing, owner: Owner) -> None:
@@ -62,15 +62,15 @@ class Upkeep:
 
     def _reset_after_fork(self) -> None:
         self._ends: list[tuple[float, str]] = []  # a heap: when the TTL of a held place may end, and its token
-        self._new: deque[tuple[float, str]] = deque()  # tokens of places that got the lock, and when to look at them
+        self._new: deque[tuple[float, str]] = deque()  # when to look at places that got the lock, and their tokens
         self._sessions: dict[ZooKeeperSession, None] = {}  # of places
         self._orphans: deque[str] = deque()  # tokens of waiters that nothing refers to any more
         self._lost: deque[tuple[str, str]] = deque()  # tokens of leases that are over, and why
         self._rests: list[tuple[float, str, str]] = []  # a heap: when a rest may be over, its key and token
         self._checked_at = -inf  # when the last check was sent
         self._answered_at = -inf  # when the first answer to it came
-        self._silent_since: float | None = None  # of the checks that are on their way
-        self._has_changed = False  # the connection, since the last look
+        self._silent_since: float | None = None  # of the oldest check that is on its way
+        self._has_changed = False  # whether the connection has changed since the last look
         self._is_closing = False
 
     # For operations, and from callbacks of kazoo
@@ -84,7 +84,7 @@ class Upkeep:
         self._worker.nudge(clock() + self.timing.idle_kept)
 
     def wake_instead(self, request: LockRequest) -> None:
-        """Another waiter goes on with a place."""
+        """Another waiter continues with a place."""
         if place := self.places.get(request.token):
             place.wait_for(request, self._note_orphan)
 
@@ -98,7 +98,7 @@ class Upkeep:
         self._worker.nudge(due)
 
     def write(self, place: OwnPlace, data: bytes) -> None:
-        """Say in its node who has the lock: for people, so nobody waits for that, and most places are gone before."""
+        """Write into its node who has the lock. This is for people, so nobody waits for it; most places go before."""
         place.unwritten = data
         if place.is_held:
             self._write(place)
@@ -113,7 +113,7 @@ class Upkeep:
             self._note_loss(place.token, FREED)
 
     def note_freed(self, place: OwnPlace) -> None:
-        """It was released, perhaps not by its holder: an operator may do that in this very process."""
+        """It was released, perhaps not by its holder: an operator may do so in this process."""
         self._owner.lose(place.token, FREED)
 
     def end_rest_later(self, key: str, token: str, seconds: float) -> None:
@@ -132,7 +132,7 @@ class Upkeep:
         self._worker.nudge()
 
     def _note_orphan(self, token: str) -> None:
-        """The garbage collector calls, from anywhere."""
+        """The garbage collector calls it, from anywhere."""
         self._orphans.append(token)
         self._worker.nudge()
 
@@ -141,13 +141,13 @@ class Upkeep:
         self._worker.nudge()
 
     def _note_own_event(self, token: str, event: Any) -> None:
-        """The node was deleted, or is watched no more."""
+        """The node was deleted, or is no longer watched."""
         place = self.places.get(token)
         if place is None or not place.is_held:
             return
         if event.type == "DELETED":
             self.forget(place)
-        # Else the connection was lost: once there is another one, all are watched anew.
+        # Otherwise the connection was lost: when there is another one, all nodes are watched anew.
 
     # In the thread
 
@@ -195,7 +195,7 @@ class Upkeep:
                 self._sessions.pop(session, None)
 
     def _look_at_new(self) -> float:
-        """Returns when the next one is to be looked at. Most are released before."""
+        """Returns when to look at the next one. Most are released before."""
         now = clock()
         while self._new and self._new[0][0] <= now:
             _, token = self._new.popleft()
@@ -257,7 +257,7 @@ class Upkeep:
             self._silent_since = None
             self.client.reconnect()
             return inf  # until the connection has changed
-        # One that is sent sooner after the last answer would not count for the last.
+        # A check that is sent sooner after the last answer would not make that one count.
         due = max(self._checked_at + session.timeout / 3, self._answered_at + session.timeout / 4)
         if now < due:
             return due
@@ -289,7 +289,7 @@ class Upkeep:
             self.client.post(ask.write(place.path, data), partial(self._note_own, place))
 
     def _watch(self, place: OwnPlace) -> None:
-        """Where there is no connection, that is done when there is one."""
+        """If there is no connection, this is done when there is one."""
         watch = ask.children_watched(place.path, partial(self._note_own_event, place.token))
         self.client.post(watch, partial(self._note_own, place))
 
@@ -298,7 +298,7 @@ class Upkeep:
             self.forget(place)
 
     def _end_rests(self) -> float:
-        """Delete those that this process left behind. Returns when the next one may be over."""
+        """Delete rests that this process left behind. Returns when the next one may be over."""
         while self._rests and self._rests[0][0] <= clock():
             if not self.client.is_connected:
                 self.client.open()
@@ -309,7 +309,7 @@ class Upkeep:
 
     def _note_rest(self, key: str, token: str, sent_at: float, value: Any) -> None:
         if isinstance(value, Exception):
-            return  # it is gone; or it is found by whoever asks for that lock next
+            return  # it is gone; or the next caller for the lock finds it
         data, stat = value
         path, server_time = self._tree.rest(key), self.client.server_time
         try:

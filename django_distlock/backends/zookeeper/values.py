@@ -1,4 +1,4 @@
-"""What the data of nodes says: of a holder, and of a rest."""
+"""The data of nodes: of a holder, and of a rest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...types import Holder
 
 
 class Unreadable(LockBackendError):
-    """A node holds something else than it should, or what a newer version of the package wrote."""
+    """A node has other data than it should, or data that a newer version of the package wrote."""
 
     is_final = True
 
 
 class Held(NamedTuple):
-    """Of a place. Of one that waits, it says who waits. ``holder``: None where it cannot be read."""
+    """The data of a place. While the place waits, it says who waits. ``holder``: None if it cannot be read."""
 
     ttl: float
     holder: Holder | None
@@ -28,7 +28,7 @@ class Held(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Self:
-        """Raises Unreadable for what a newer version wrote."""
+        """Raises Unreadable for data that a newer version wrote."""
         text = _decoded(data, path)
         try:
             ttl, _, holder = text.removeprefix(FORMAT).partition(" ")
@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """A lock that stays taken for ``length`` seconds from when this was written, by the clock of the servers."""
+    """The lock stays taken for ``length`` seconds after this was written, by the clock of the servers."""
 
     token: str
     fence: int
@@ -51,7 +51,7 @@ class Rest(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Self:
-        """Raises Unreadable for what is no rest, and for what a newer version wrote."""
+        """Raises Unreadable for data that is not a rest, or that a newer version wrote."""
         text = _decoded(data, path)
         try:
             head, _, holder = text.removeprefix(FORMAT).partition("] ")
