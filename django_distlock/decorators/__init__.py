@@ -1,4 +1,4 @@
-"""``@distributed_lock``: one call at a time, over all processes."""
+"""``@distributed_lock``: one call at a time, in all processes together."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RETRY_FOR = Seconds(
 
 
 def skip(value: Any = None) -> Callable[..., Any]:
-    """For ``on_busy`` and ``on_unavailable``: a call that does not get the lock does nothing and returns ``value``."""
+    """For ``on_busy`` and ``on_unavailable``: a call that does not get the lock returns ``value`` and does nothing."""
     return Skip(value)
 
 
 class Skipping(Protocol):
-    """A decorator whose functions may return None in place of their result."""
+    """A decorator that lets a function return None instead of its result."""
 
     @overload
     def __call__(
@@ -126,41 +126,46 @@ def distributed_lock(
 ) -> Any:
     """Run the function only while its lock is held.
 
-    ``name``: a template over the call's arguments, ``"order:{order_id}"`` or ``"cart:{request.user.pk}"``
-    (attributes and ``[index]``; defaults count; values are escaped), or ``name=`` a callable that gets the
-    arguments and returns the name. Without a name, ``@distributed_lock`` locks the function as a whole. A list of
-    templates, ``["account:{source}", "account:{target}"]``, is acquired as ``lock_all()`` does.
+    ``name``: a template with fields for the call's arguments, ``"order:{order_id}"`` or ``"cart:{request.user.pk}"``.
+    Fields may have attributes and ``[index]``. Default values of arguments count. Values are escaped. Or give ``name=``
+    a callable that gets the arguments and returns the name. Without a name, ``@distributed_lock`` locks the function as
+    a whole. A list of templates, ``["account:{source}", "account:{target}"]``, acquires several locks, as
+    ``lock_all()`` does.
 
-    ``on_busy``: what a call does if the lock is busy. ``"raise"`` raises LockNotAcquired or
-    LockTimeout; ``"skip"`` returns None, ``skip(value)`` a value; a callable ``(exception, *args,
-    **kwargs)`` is called, and its result returned. ``"retry"``, below ``@shared_task``, sends the Celery task
-    again later, which does not count against ``max_retries``, after half a second in the worker unless ``wait`` is
-    given; without a worker it raises. By default a view answers 409 Conflict with ``Retry-After``, which
-    ``respond(...)`` changes, and everything else raises.
+    ``on_busy``: what a call does if the lock is busy.
 
-    ``on_unavailable``: what a call does if the store does not answer. ``"raise"`` raises LockBackendError; ``"run"``
-    calls the function *without* the lock, as with ``lock()``; ``"skip"``, ``skip(value)``, a callable and ``"retry"``
-    are as with ``on_busy``, but coroutine functions and generators have no ``"retry"``. An error that somebody
+    - ``"raise"`` raises LockNotAcquired or LockTimeout.
+    - ``"skip"`` returns None; ``skip(value)`` returns the value.
+    - A callable ``(exception, *args, **kwargs)`` is called, and its result is returned.
+    - ``"retry"``, below ``@shared_task``, sends the Celery task again later, which does not count against
+      ``max_retries``. First it waits in the worker, for half a second or for the ``wait`` that is given. Without a
+      worker it raises.
+    - By default a view answers 409 Conflict with ``Retry-After``, which ``respond(...)`` changes. Everything else
+      raises.
+
+    ``on_unavailable``: what a call does if the store does not answer. ``"raise"`` raises LockBackendError. ``"run"``
+    calls the function *without* the lock, as with ``lock()``. ``"skip"``, ``skip(value)``, a callable and ``"retry"``
+    mean the same as for ``on_busy``, but coroutine functions and generators have no ``"retry"``. An error that somebody
     has to correct (``LockBackendError.is_final``) is always raised. The default is the ``ON_UNAVAILABLE`` of the
-    alias; unless that is "run", a view answers 503 (with ``on_busy="raise"`` it raises), and everything else raises.
+    alias. Unless that is "run", a view answers 503 (with ``on_busy="raise"`` it raises), and everything else raises.
 
-    ``retry_for``: seconds for which a task is sent again, counted from the first run that did not get the lock. Then
-    it fails, with LockTimeout if the lock is busy. None: it is sent again for as long as it takes.
+    ``retry_for``: seconds for which a task is sent again, counted from the first run that did not get the lock. After
+    that it fails, with LockTimeout if the lock is busy. None: there is no limit.
 
-    ``hold_until``: a response whose content is made after the view has returned (streaming, file, unrendered
-    template) holds the lock until its content is complete or it is closed; ``"return"`` frees the lock when the view
-    returns.
+    ``hold_until``: ``"response"``: a response whose content is made after the view has returned (streaming, file,
+    unrendered template) holds the lock until its content is complete or it is closed. ``"return"`` frees the lock when
+    the view returns.
 
     A coroutine function holds the lock until it is done, a generator while it is iterated. A view under
     ATOMIC_REQUESTS gets its transaction inside the lock, unless ``in_atomic="ignore"``.
 
-    ``slots``: how many calls may run at once: a number, or a callable that gets the arguments and returns it.
+    ``slots``: how many calls may run at once: a number, or a callable that gets the arguments and returns the number.
 
     The other options are those of ``lock()``, but ``wait`` is 0 by default: a decorated call does not wait. On a view
     with a ``wait``, ``max_waiters`` limits how many of its requests wait for one lock.
 
-    Raises InvalidLockName if the template cannot name a lock or asks for an argument that the function
-    does not have, ValueError and TypeError for options, all of them where the function is decorated.
+    Raises InvalidLockName if the template cannot name a lock or has a field for an argument that the function does not
+    have; ValueError and TypeError for options. All of them are raised when the function is decorated.
     """
     if function is not None and not isinstance(function, str | list | tuple):
         has_more = name or options or on_busy or on_unavailable or retry_for or hold_until != "response"
@@ -196,7 +201,7 @@ def distributed_lock(
 
 
 def _in_full(choice: Any) -> Any:
-    """With what is to be called in the place of its short form."""
+    """Returns the choice, with a short form replaced by the callable that it stands for."""
     if choice in ("skip", skip):
         return skip()
     return respond() if choice is respond else choice
@@ -209,7 +214,7 @@ def _decorated(function: Any, *how: Any) -> Any:
     guarded.decorated = key.wraps_like(_WRAPPERS[guarded.kind](guarded), function)
     setattr(guarded.decorated, key.MARK, True)
     if guarded.kind is key.Kind.FUNCTION:
-        task_context.connect_to_celery()  # it may be a task
+        task_context.connect_to_celery()  # the function may be a task
         if guarded.takes_over:
             transactions.take_over(function, guarded.decorated)
     return guarded.decorated

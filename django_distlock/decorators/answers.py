@@ -1,4 +1,4 @@
-"""What a request is answered when its lock is busy or the store is down."""
+"""The answers to requests whose lock is busy or whose store is down."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ PAGE = """\
 
 logger = logging.getLogger("django_distlock")
 
-named_templates: set[str] = set()  # by the answers of this process; the system checks look for them
+named_templates: set[str] = set()  # the templates of the answers in this process, for the system checks
 
-OfProblem = Callable[[LockNotAcquired, Any], Any]  # gets the request, too
+OfProblem = Callable[[LockNotAcquired, Any], Any]  # the second argument is the request
 
 
 class Respond:
@@ -66,10 +66,10 @@ class Respond:
         return self.answer(request, problem)
 
     def answer(self, request: Any, problem: Exception, view: str = "") -> HttpResponse:
-        """The response, which names neither the lock nor its holder.
+        """Returns the response. It names neither the lock nor its holder.
 
-        A busy lock has the status of this object, a store that is down 503, a value of the client that cannot be in the
-        name of a lock 400. ``view``: for the log if there is no route.
+        The status is that of this object for a busy lock, 503 for a store that is down, and 400 for a value from the
+        client that cannot be in the name of a lock. ``view``: for the log if there is no route.
         """
         if isinstance(problem, LockNotAcquired):
             return self._when_busy(request, problem)
@@ -93,10 +93,10 @@ class Respond:
         return self._with_format(request, busy, _checked_status(given(self.status)), content)
 
     def _with_format(self, request: Any, problem: Exception, status: int, content: dict[str, Any]) -> HttpResponse:
-        """``detail`` of the content is the project's text, or one of this module: for programs that is in English."""
+        """``detail`` in the content is the project's text, or a text of this module, which programs get in English."""
         if is_rest_framework(request):
             raise _api_exception(status, _for_programs(content)) from problem
-        # The first one is for clients without a preference.
+        # The first type is for clients without a preference.
         texts = ["text/html"] if self.template_name else ["text/plain", "text/html"]
         kinds = ["application/json", *texts] if is_for_programs(request) else [*texts, "application/json"]
         kind = request.get_preferred_type(kinds) or kinds[0]
@@ -128,21 +128,22 @@ def respond(
 ) -> Respond:
     """For ``on_busy`` of a view: the answer to a request whose lock is busy.
 
-    - ``status``: of HTTP, from 400 to 599.
-    - ``detail``: what people read. Default: a sentence, in JSON in English, else in the language of the request.
+    - ``status``: the HTTP status, from 400 to 599.
+    - ``detail``: the text for people. Default: a sentence, in English in JSON, else in the language of the request.
     - ``retry_after``: seconds, or a timedelta, for ``Retry-After``, rounded up. Default: a random number from 1 to 3,
-      because it is not known when the holder ends, and clients that were refused together should not come back
-      together; for a lock that rests for its ``min_hold``, the time until it is free.
-    - ``template_name``: of a page for browsers. Its context: ``detail``, ``code``, ``retry_after``, ``status``.
+      because it is unknown when the holder ends, and clients that were refused together should not come back together.
+      For a lock that rests for its ``min_hold``, the default is the time until it is free.
+    - ``template_name``: the template of a page for browsers. Its context: ``detail``, ``code``, ``retry_after``,
+      ``status``.
 
     ``status``, ``detail`` and ``retry_after`` may be callables, which get the LockNotAcquired and the request.
 
-    Clients that prefer JSON, and those of APIs, get ``detail``, ``code`` ("busy") and ``retry_after``; browsers a page;
-    others a line of text. In Django REST framework its own exceptions are raised, so that the project's exception
-    handler and renderers make the answer. A store that is down is answered 503 in the same form, with the code
-    "unavailable" and no ``retry_after``.
+    Clients that prefer JSON, and clients of APIs, get ``detail``, ``code`` ("busy") and ``retry_after``. Browsers get a
+    page, and others a line of text. In Django REST framework, its own exceptions are raised, so that the project's
+    exception handler and renderers make the answer. If the store is down, the answer is 503 in the same form, with the
+    code "unavailable" and without ``retry_after``.
 
-    Raises ValueError for a status or seconds that cannot be.
+    Raises ValueError for a status or a number of seconds that is out of range.
     """
     return Respond(status, template_name, retry_after, detail)
 
@@ -169,7 +170,7 @@ def _seconds_until_free(busy: LockNotAcquired) -> int:
 
 
 class _Seconds(int):
-    """As whoever asks an APIException for its codes expects of each detail."""
+    """A number with a ``code``, which ``APIException.get_codes()`` expects of each detail."""
 
     code = "busy"
 
@@ -186,7 +187,7 @@ def _api_exception(status: int, content: dict[str, Any]) -> Any:
     error.status_code = status
     error.detail = {key: exceptions.ErrorDetail(content[key], code) for key in ("detail", "code")}
     if "retry_after" in content:
-        error.wait = content["retry_after"]  # becomes Retry-After, as with throttling
+        error.wait = content["retry_after"]  # REST framework makes Retry-After of it, as for throttling
         error.detail["retry_after"] = _Seconds(error.wait)
     return error
 

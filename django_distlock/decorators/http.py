@@ -19,11 +19,11 @@ from ..core.holds import ResponseRetainer
 from ..core.lease import Lease
 from ..types import shown
 
-RETAINERS = "distlock_retainers"  # an attribute of responses
+RETAINERS = "distlock_retainers"  # the name of an attribute of responses
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The request with which a function view, or a method of a class view, was called, or None.
+    """Returns the request with which a function view, or a method of a class view, was called, or None.
 
     It is an HttpRequest, or the wrapper of Django REST framework around one.
     """
@@ -36,7 +36,7 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def original(request: Any) -> Any:
-    """Django's own request, which Django REST framework wraps: it passes on the methods of the one that it wraps."""
+    """Returns Django's own request. Django REST framework wraps it, and passes calls of its methods on to it."""
     if isinstance(request, HttpRequest) or not is_rest_framework(request):
         return request
     return request.get_host.__self__
@@ -48,10 +48,10 @@ def is_rest_framework(request: Any) -> bool:
 
 
 def label(request: Any, view: str = "") -> str:
-    """The method and the route of its URL: "POST orders/<int:order_id>/pay".
+    """Returns the method of the request and the route of its URL: "POST orders/<int:order_id>/pay".
 
-    Never the path: the client chooses it, and it may contain a secret such as the token of a password reset. ``view``
-    replaces the route where the request has none, as in a middleware or in a unit test with RequestFactory.
+    Never the path, because the client chooses it, and it may contain a secret such as the token of a password reset.
+    ``view`` replaces the route if the request has none, as in a middleware or in a unit test with RequestFactory.
     """
     match = original(request).resolver_match
     route = view if match is None or match.route is None else match.route or "/"
@@ -59,13 +59,13 @@ def label(request: Any, view: str = "") -> str:
 
 
 def routed_view(request: Any) -> Any:
-    """The view of the request's URL; None without a URL, as in a unit test with RequestFactory."""
+    """Returns the view of the request's URL; None without a URL, as in a unit test with RequestFactory."""
     match = original(request).resolver_match
     return match.func if match else None
 
 
 def is_view(request: Any, called: Callable[..., Any]) -> bool:
-    """Whether ``called`` is the view of the request's URL, and not a helper that takes a request.
+    """Returns whether ``called`` is the view of the request's URL, and not a helper that takes a request.
 
     True without a URL.
     """
@@ -81,7 +81,7 @@ def is_view(request: Any, called: Callable[..., Any]) -> bool:
 
 
 def is_for_programs(request: Any) -> bool:
-    """Whether the request's URL leads to an API, whose clients read JSON."""
+    """Returns whether the request's URL leads to an API, whose clients read JSON."""
     module = sys.modules.get("rest_framework.views")
     return any(
         _ninja_operations(view) or (module is not None and issubclass(getattr(view, "cls", object), module.APIView))
@@ -90,7 +90,10 @@ def is_for_programs(request: Any) -> bool:
 
 
 def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether it is the ``dispatch`` of a class view with async handlers, which is sync and returns a coroutine."""
+    """Returns whether the function is the ``dispatch`` of a class view with async handlers.
+
+    It is a sync method that returns a coroutine.
+    """
     if getattr(function, "__name__", "") != "dispatch":
         return False
     owners = [getattr(bound, "__self__", None) for bound in _unwrapped(function)]
@@ -99,9 +102,9 @@ def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 
 
 def _handlers(routed: Any, method: str) -> Iterator[tuple[Any, bool]]:
-    """Every callable between the URL and the code that answers it, and whether it is a method of a class view.
+    """Yields every callable between the URL and the code that answers it, and whether it is a method of a class view.
 
-    method_decorator makes a new function for each call of a method; the innermost one is the method itself.
+    method_decorator makes a new function for each call of a method. The innermost one is the method itself.
     """
     for view in _unwrapped(routed):
         yield view, False
@@ -116,7 +119,10 @@ def _handlers(routed: Any, method: str) -> Iterator[tuple[Any, bool]]:
 
 
 def _is_api_view_of(view: Any, called: Any) -> bool:
-    """Whether ``@api_view`` made the view of the function: a class that hides it, but has its module and its name."""
+    """Returns whether ``@api_view`` made the view from the function ``called``.
+
+    The view is a class that hides the function, but has its module and its name.
+    """
     made: Any = getattr(view, "cls", None)
     handlers = [getattr(made, method, None) for method in getattr(made, "http_method_names", ())]
     if not any(getattr(handler, "__module__", None) == "rest_framework.decorators" for handler in handlers):
@@ -128,14 +134,14 @@ def _is_api_view_of(view: Any, called: Any) -> bool:
 
 
 def _ninja_operations(view: Any) -> list[Any]:
-    """The operations of a path in Django Ninja, whose view is a function around an object that has them."""
+    """Returns the operations of a path in Django Ninja. Its view is a closure over the object that has them."""
     if getattr(view, "__module__", None) != "ninja.operation" or not inspect.isfunction(view):
         return []
     return getattr(inspect.getclosurevars(view).nonlocals.get("self"), "operations", [])
 
 
 def _unwrapped(function: Any) -> Iterator[Any]:
-    """The function, and what it wraps, down to the innermost."""
+    """Yields the function and everything that it wraps, down to the innermost function."""
     while function is not None:
         yield function
         function = function.func if isinstance(function, functools.partial) else getattr(function, "__wrapped__", None)
@@ -146,12 +152,12 @@ def is_response(result: Any) -> bool:
 
 
 def is_unfinished(result: Any) -> bool:
-    """Whether it is a response whose content is made after the view has returned."""
+    """Returns whether the result is a response whose content is made after the view has returned."""
     return is_response(result) and (result.streaming or not getattr(result, "is_rendered", True))
 
 
 def retain_until_finished(lease: Lease, response: Any, request: Any) -> None:
-    """Retain the lease until the content is made, the response is closed, or another one is sent in its place."""
+    """Retain the lease until the content is made, the response is closed, or another response replaces it."""
     retainer = _Retainer(lease)
     if RETAINERS not in vars(response):
         vars(response)[RETAINERS] = []
@@ -165,7 +171,10 @@ def retain_until_finished(lease: Lease, response: Any, request: Any) -> None:
 
 
 class _Retainer(ResponseRetainer):
-    """Owned by the response alone: released when the content is made or the response closed, or collected with it."""
+    """Retains a lease for one response, which alone owns it.
+
+    It is released when the content is made, when the response is closed, or when it is collected with the response.
+    """
 
     def __call__(self) -> None:
         self.release(promptly=not _is_in_event_loop())
@@ -173,10 +182,11 @@ class _Retainer(ResponseRetainer):
 
 @functools.lru_cache(maxsize=128)
 def _retaining_class(kind: Any) -> Any:
-    """A subclass for a response that becomes ``kind`` when it is rendered or closed, and releases its retainers then.
+    """Returns a subclass of ``kind``. When a response of it is rendered or closed, it becomes a ``kind`` again and
+    releases its retainers.
 
-    An attribute ``render`` or ``close`` of the response would refer to the response, which only the garbage collector
-    could free then if nobody calls it.
+    An attribute ``render`` or ``close`` of the response would refer back to the response. If nobody called it, only
+    the garbage collector could then free the response.
     """
 
     @contextmanager
@@ -201,7 +211,7 @@ def _retaining_class(kind: Any) -> Any:
             return await response.render()
 
     def reduce(response: Any, protocol: int) -> Any:
-        """A cache may pickle a response whose content was set. The copies retain nothing."""
+        """For a cache that pickles a response whose content was set. The copies retain nothing."""
         state = {name: value for name, value in response.__getstate__().items() if name != RETAINERS}
         return kind.__new__, (kind,), state
 
@@ -213,11 +223,11 @@ def _retaining_class(kind: Any) -> Any:
 
 
 def _parts(parts: Iterator[Any], retainer: _Retainer) -> Iterator[Any]:
-    """The parts; then the retainer is released. Under ASGI nobody closes a response whose content raises."""
+    """Yields the parts, then releases the retainer. Under ASGI, a response whose content raises is never closed."""
     try:
         yield from parts
     except GeneratorExit:
-        raise  # collected, with the response or before it, which owns the retainer, too
+        raise  # collected, with the response or before it; the response owns the retainer, too
     except BaseException:
         retainer()
         raise
@@ -225,10 +235,11 @@ def _parts(parts: Iterator[Any], retainer: _Retainer) -> Iterator[Any]:
 
 
 class _AsyncParts:
-    """The parts; then the retainer is released. Under ASGI nobody closes a response that raises or cannot be sent.
+    """Yields the parts, then releases the retainer. Under ASGI, a response that raises or cannot be sent is never
+    closed.
 
-    Each iteration is an object of its own, so that it ends when it is collected, also if the response is not, as in a
-    traceback.
+    Each iteration is an object of its own. So it ends when it is collected, even if something keeps the response, such
+    as a traceback.
     """
 
     def __init__(self, parts: AsyncIterator[Any], retainer: _Retainer) -> None:
@@ -255,9 +266,9 @@ def _is_in_event_loop() -> bool:
 
 
 def _close_with(request: Any, retainer: _Retainer) -> None:
-    """Release the retainer with the request, which is always closed.
+    """Release the retainer when the request is closed, which always happens.
 
-    A response that fails to render, or that a middleware replaces, is not.
+    A response that fails to render, or that a middleware replaces, is not closed.
     """
     close, reference = request.close, ref(retainer)
 

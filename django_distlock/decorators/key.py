@@ -1,4 +1,4 @@
-"""Decorated functions: their kind, their names, and the name of the lock of a call."""
+"""Decorated functions: their kind, their names, and the name of the lock for a call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..exceptions import InvalidLockName
 from ..utils.events import about_event
 from . import task_context
 
-MARK = "__distributed_lock__"  # attribute of what is decorated, and of what is wrapped around it
+MARK = "__distributed_lock__"  # attribute of decorated functions, and of wrappers around them
 
 logger = logging.getLogger("django_distlock")
 
 
 class Kind(enum.Enum):
-    """When the work of a call is done: at once, when awaited, or while iterated."""
+    """When a call does its work: at once, when it is awaited, or while it is iterated."""
 
     FUNCTION = enum.auto()
     COROUTINE = enum.auto()
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 
 
 def kind_of(function: Any) -> Kind:
-    """The kind of the function. Raises TypeError for what cannot be decorated."""
+    """Returns the kind of the function. Raises TypeError for an object that cannot be decorated."""
     if inspect.isclass(function):
         raise TypeError(
             f"@distributed_lock was put on the class {function.__name__}. Put it on a method, or for a class view write"
@@ -45,7 +45,7 @@ def kind_of(function: Any) -> Kind:
             f"@distributed_lock was put on {function!r}, which is no function. Put it below what makes it a property"
             " or a descriptor."
         )
-    # An object is what its __call__ is, unless it is marked, as the results of as_view() are.
+    # The kind of an object is the kind of its __call__, unless the object is marked, like the results of as_view().
     for candidate in (function, type(function).__call__):
         if inspect.isasyncgenfunction(candidate):
             return Kind.ASYNC_GENERATOR
@@ -57,11 +57,11 @@ def kind_of(function: Any) -> Kind:
 
 
 def wraps_like(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
-    """The wrapper with the name, attributes, signature and annotations of the function."""
+    """Returns the wrapper with the name, attributes, signature and annotations of the function."""
     innermost = inspect.unwrap(function)
     if isinstance(innermost, FunctionType):
-        # Frameworks evaluate annotations that are strings in __globals__: Django Ninja does. So the body of a
-        # wrapper uses no globals of its own.
+        # Frameworks such as Django Ninja evaluate annotations that are strings in __globals__. So the wrapper gets the
+        # globals of the function, and its body uses none of its own.
         wrapper = FunctionType(
             wrapper.__code__, innermost.__globals__, wrapper.__name__, wrapper.__defaults__, wrapper.__closure__
         )
@@ -73,7 +73,7 @@ def wraps_like(wrapper: FunctionType, function: Callable[..., Any]) -> Any:
 def module_and_name(function: Callable[..., Any]) -> tuple[str, str]:
     while isinstance(function, functools.partial):
         function = function.func
-    named = getattr(function, "view_class", function)  # all results of as_view() have one name
+    named = getattr(function, "view_class", function)  # all results of as_view() have the same name
     if not hasattr(named, "__qualname__"):
         named = type(named)
     return named.__module__, named.__qualname__
@@ -84,7 +84,8 @@ def dotted_path(function: Callable[..., Any]) -> str:
 
 
 def dotted_path_of_view(function: Callable[..., Any]) -> str:
-    """As ``dotted_path``; for a method of a class view with the class of the view, also if it is inherited."""
+    """The same as ``dotted_path``; for a method of a class view, with the class of the view, even if a parent class
+    defines the method."""
     while isinstance(function, functools.partial):
         function = function.func
     if (owner := getattr(function, "__self__", None)) is None:
@@ -93,13 +94,13 @@ def dotted_path_of_view(function: Callable[..., Any]) -> str:
 
 
 def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """A function from the arguments of a call to the name of its lock."""
+    """Returns a function that makes the name of the lock from the arguments of a call."""
     if callable(name):
         return lambda args, kwargs: names.check_name(name(*args, **kwargs))
     if name is None:
         return _whole_function(function)
     if not isinstance(name, str) or not name:
-        names.check_name(name)  # says why
+        names.check_name(name)  # its error says why
     template = names.parse(name)
     if not template.arguments:
         constant = names.fixed_name(template.fill({}))
@@ -122,14 +123,14 @@ def make_key(function: Callable[..., Any], name: Any) -> Callable[[tuple[Any, ..
         bound.apply_defaults()
         arguments = dict(bound.arguments)
         others = arguments.pop(keywords, {}) if keywords else {}
-        # A keyword may be called as a parameter that is given by position only, and means something else.
+        # A keyword may have the name of a positional-only parameter, and means something else.
         return names.check_name(template.fill({**others, **arguments}))
 
     return filled
 
 
 def _whole_function(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """One name for all calls."""
+    """Returns a function that makes the same name for all calls."""
     path = dotted_path(function)
     whole, told = names.check_name(path), False
 
@@ -151,7 +152,7 @@ _REQUIRED = inspect.Parameter.empty
 
 
 class Places:
-    """Where the calls of a function have their arguments, as far as that is plain."""
+    """The places of the template's arguments in the calls of a function, for calls where that is simple."""
 
     def __init__(self, template: names.Template, signature: inspect.Signature) -> None:
         parameters = list(signature.parameters.values())
@@ -161,7 +162,7 @@ class Places:
             for position, parameter in enumerate(parameters)
             if parameter.name in template.arguments
         ]
-        # For each number of arguments that may come by position: the names of the others, all and those it needs.
+        # For each number of arguments that may come by position: the names of the other parameters, all and required.
         self._others: list[tuple[frozenset[str], frozenset[str]]] = []
         if all(kind in (kind.POSITIONAL_OR_KEYWORD, kind.KEYWORD_ONLY) for kind in kinds):
             for given in range(sum(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds) + 1):
@@ -170,7 +171,7 @@ class Places:
                 self._others.append((frozenset(each.name for each in others), frozenset(needed)))
 
     def picked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        """The arguments that a template wants. None for ``signature.bind()`` to tell, or to refuse the call."""
+        """Returns the arguments that the template needs. None: ``signature.bind()`` has to find or refuse them."""
         given = len(args)
         if given >= len(self._others):
             return None
@@ -184,13 +185,13 @@ class Places:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    # method_decorator hands over a partial of the bound method that claims to wrap the unbound one.
+    # method_decorator passes a partial of the bound method, whose __wrapped__ is the unbound one.
     if isinstance(function, functools.partial) and not function.args and not function.keywords:
         function = function.func
     if sys.version_info >= (3, 14):
         import annotationlib
 
-        # Names that are defined further down in the module must not be needed yet.
+        # Annotations may have names that are defined further down in the module.
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
     return inspect.signature(function)
 

@@ -1,4 +1,4 @@
-"""The background task that a call belongs to, of Celery or of django.tasks, where a process uses them."""
+"""The background task to which a call belongs, of Celery or of django.tasks, if the process uses them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-# The unique task of django.tasks that runs here: its function, and what is to be called when its body begins.
+# The unique task of django.tasks that runs here: its function, and a callable for the moment at which its body begins.
 unique_body: ContextVar[tuple[Callable[..., Any], Callable[[], None]] | None] = ContextVar(
     "distlock_unique_body", default=None
 )
 
 
 def beginning_of(function: Callable[..., Any]) -> Callable[[], None] | None:
-    """What is to be called when the function has its lock: it is the body of a unique task of django.tasks."""
+    """Returns the callable to call when the function has its lock, if it is the body of a unique task of django.tasks;
+    else None."""
     if (unique := unique_body.get()) is None:
         return None
     body, begins = unique
@@ -23,13 +24,13 @@ def beginning_of(function: Callable[..., Any]) -> Callable[[], None] | None:
 
 
 def connect_to_celery() -> None:
-    """If the process uses Celery: give each message that it sends an id, and know how many tasks it runs at a time."""
+    """If the process uses Celery, give an id to each message that it sends, and count how many tasks run at a time."""
     if "celery" in sys.modules:
-        from ..celery import countdowns, messages  # noqa: F401 - whose receivers do it
+        from ..celery import countdowns, messages  # noqa: F401 - their receivers do it
 
 
 def celery_run_of(function: Callable[..., Any]) -> Any:
-    """The run of the Celery task that calls the function in this thread (celery/tasks.py), or None."""
+    """Returns the run of the Celery task that calls the function in this thread (celery/tasks.py), or None."""
     celery = sys.modules.get("celery")
     if celery is None or not (task := getattr(celery, "current_task", None)):
         return None
@@ -39,7 +40,7 @@ def celery_run_of(function: Callable[..., Any]) -> Any:
 
 
 def label(args: tuple[Any, ...]) -> str:
-    """Name and id of the task of django.tasks whose context is the first argument; else ""."""
+    """Returns name and id of the task of django.tasks whose context is the first argument; else ""."""
     module = sys.modules.get("django.tasks.base")
     if module is None or not args or not isinstance(args[0], module.TaskContext):
         return ""
@@ -47,7 +48,7 @@ def label(args: tuple[Any, ...]) -> str:
     return f"{result.task.module_path}[{result.id}]"
 
 
-# By the module that a process has loaded where it uses them: the class of its tasks, and what makes them of functions.
+# By the module that a process has loaded if it uses the library: the class of tasks, and the decorator that makes them.
 TASK_CLASSES = (
     ("celery.app.task", "Task", "@shared_task"),
     ("django.tasks.base", "Task", "@task"),
@@ -57,12 +58,12 @@ TASK_CLASSES = (
 
 
 def refuse_task(function: Any) -> None:
-    """Raises TypeError for a task that a decorator of a task queue has made of a function."""
+    """Raises TypeError for a task that the decorator of a task queue has made from a function."""
     for module, kind, decorator in TASK_CLASSES:
         known = sys.modules.get(module)
         if known is not None and isinstance(function, getattr(known, kind, ())):
             raise TypeError(_refusal(decorator, function))
-    # RQ's @job leaves a function, which has a method delay() then.
+    # RQ's @job returns the function itself, with a method delay().
     if getattr(getattr(function, "delay", None), "__globals__", {}).get("__name__") == "rq.decorators":
         raise TypeError(_refusal("@job", function))
 

@@ -1,4 +1,4 @@
-"""Calls of a decorated function: the lock of each call, and the answer if it is not acquired."""
+"""Calls of a decorated function: acquires the lock of each call, and gives the answer if that fails."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class LockedCallable:
             self._make_key, self._template = _key(function, name)
         self._using = using
         self._on_busy = on_busy
-        self._on_unavailable = on_unavailable  # None also for "run", which the lock itself does
+        self._on_unavailable = on_unavailable  # None also for "run", because the lock itself does that
         self._hold_until = hold_until
         self._options = options
         self._caller = key.module_and_name(function)
         self._slots_of = slots_of
         self._retry_for = retry_for
-        self._stands_by = stands_by  # a run of a task, before it is sent again
+        self._stands_by = stands_by  # whether a run of a task waits for a moment before it is sent again
         self._given_label = str(options.given.get("label", ""))
         self.takes_over = options.given.get("in_atomic") != "ignore"
         if on_unavailable == "retry" and self.kind is not key.Kind.FUNCTION:
@@ -131,7 +131,7 @@ class LockedCallable:
                 result = self._result(args, kwargs)
             self._retain(lease, result, request)
         except BaseException as error:
-            lock.__exit__(None, error, None)  # no call before it, in which a second interrupt could strike
+            lock.__exit__(None, error, None)  # no call before this one: a second interrupt could arrive in it
             raise
         lock.__exit__(None, None, None)
         return result
@@ -139,7 +139,7 @@ class LockedCallable:
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = http.request_of(args, kwargs)
         if self._databases(request):
-            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # as Django says
+            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # Django's own message
         async with AsyncExitStack() as stack:
             try:
                 lease: Lease | Leases = await stack.enter_async_context(self._lock(args, kwargs, request))
@@ -197,7 +197,7 @@ class LockedCallable:
         return LockGroup(handles, options.own.wait)
 
     def _view(self) -> str:
-        """Its path, with the class of the view for a method."""
+        """Returns the dotted path of the function; for a method, with the class of the view."""
         self._known_view = self._known_view or key.dotted_path_of_view(self.function)
         return self._known_view
 
@@ -205,7 +205,7 @@ class LockedCallable:
         return self._label_of_call(args, request, run) or labels.here(self._caller)
 
     def _label_of_call(self, args: tuple[Any, ...], request: Any, run: Any) -> str:
-        """Empty where only the function is known."""
+        """Returns the label of the call; "" if only the function is known."""
         if run:
             return f"{self._given_label} {run.label}".strip()
         if self._given_label:
@@ -217,7 +217,7 @@ class LockedCallable:
     def _answer(
         self, problem: Exception, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any = None
     ) -> Any:
-        """The result in place of that of the function. Raises the problem itself if there is none."""
+        """Returns a result in place of the function's result. Raises the problem itself if there is none."""
         choice = self._chosen(problem)
         if run and choice == "retry":
             run.retry(problem, self._retry_for)
@@ -237,7 +237,7 @@ class LockedCallable:
         return about_event(event, alias=self._using, template=self._template or None, **more)
 
     def _chosen(self, problem: Exception) -> Any:
-        """What is to be done about it: "raise", "retry", or what is to be called. None: nobody said."""
+        """Returns what to do about the problem: "raise", "retry", or a callable. None: no option says it."""
         if isinstance(problem, LockNotAcquired):
             return self._on_busy
         choice = self._on_unavailable
@@ -260,9 +260,12 @@ class LockedCallable:
         return aliases if aliases and http.is_view(request, self.decorated) else []
 
     def _result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of the function. Raises TypeError for an awaitable, whose work would begin after the lock is released."""
+        """Returns the result of the function.
+
+        Raises TypeError for an awaitable, because its work would begin after the release of the lock.
+        """
         result = self.function(*args, **kwargs)
-        if http.is_response(result) or not inspect.isawaitable(result):  # the first is quickly told
+        if http.is_response(result) or not inspect.isawaitable(result):  # the first check is fast
             return result
         if inspect.iscoroutine(result):
             result.close()
@@ -279,7 +282,7 @@ class LockedCallable:
 
 
 def _key(function: Callable[..., Any], name: Any) -> tuple[MakeKey, str]:
-    """What makes the name of the lock of a call, and its template."""
+    """Returns a function that makes the name of the lock of a call, and the template of the name."""
     return key.make_key(function, name), names.template_of(name) if isinstance(name, str) else ""
 
 
