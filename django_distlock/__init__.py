@@ -1,4 +1,4 @@
-"""Distributed locks for Django: for views, tasks, and any code that only one may run at a time."""
+"""Distributed locks for Django: for views, tasks, and any code that only one process may run at a time."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Few processes adopt leases, and what that needs of Django takes as long to import as a fifth of all else."""
+    """Import adoption when it is first used: few processes adopt leases, and the parts of Django that it needs take a
+    fifth as long to import as everything else."""
     if name not in ("AdoptedLease", "aadopt", "adopt"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .core import adoption

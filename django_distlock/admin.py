@@ -1,4 +1,4 @@
-"""The admin's pages of locks and of beat. Each shows a snapshot of the stores, in which nothing can be edited."""
+"""The admin's pages of locks and of beat. Each shows a snapshot of the stores. Nothing can be edited in them."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock")
 
 MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
-OTHER_FIELDS = 10  # that the confirmation page sends beside one for each lock
+OTHER_FIELDS = 10  # fields that the confirmation page sends beside one for each lock
 _WARNING = _(
     "Whoever holds a lock is not stopped by this: it learns of it when it renews, and others may hold it before."
 )
-# The frame of the site, in any theme: not each of them shows ``content``, or makes buttons look like such.
+# The frame of the site, in any theme. Some themes do not show ``content``, or do not style buttons.
 QUESTION = """{% extends "admin/base_site.html" %}{% load static %}
 {% block extrahead %}{{ block.super }}<link rel="stylesheet" href="{% static 'django_distlock/held_locks.css' %}"
 {% if csp_nonce %}nonce="{{ csp_nonce }}"{% endif %}>{% endblock %}
@@ -72,9 +72,9 @@ QUESTION = """{% extends "admin/base_site.html" %}{% load static %}
 
 @admin.register(HeldLock)
 class HeldLockAdmin(InventoryAdmin):
-    """Lists what is locked in all backends, and releases what is selected.
+    """Lists the locks that are held in all backends, and releases the selected ones.
 
-    For a theme that wants a ModelAdmin of its own: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
+    For a theme that needs its own ModelAdmin: ``class MyAdmin(HeldLockAdmin, theme.ModelAdmin)``.
     """
 
     list_title = _("Held locks")
@@ -92,7 +92,7 @@ class HeldLockAdmin(InventoryAdmin):
 
     @admin.display(description=_("holder"), ordering="label")
     def held_by(self, row: HeldLock) -> str:
-        """Without the thread, for which there is no room in the list."""
+        """Returns the holder without its thread, because the list has no room for it."""
         holder = row.info.holder
         process = f"{holder.host}, pid {holder.pid}" if holder else ""
         if row.state != HeldLock.State.HELD:
@@ -123,7 +123,7 @@ class HeldLockAdmin(InventoryAdmin):
     def nodes(self, row: HeldLock) -> str:
         return holding_nodes(row.info)
 
-    # Of the page of a lock alone; empty where the backend does not answer
+    # Only on the page of a lock; empty if the backend does not answer
 
     @admin.display(description=_("why"))
     def why(self, row: HeldLock) -> str:
@@ -156,11 +156,11 @@ class HeldLockAdmin(InventoryAdmin):
         return [*shown, "release"] if self.has_release_permission(request) else shown
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        """The longest held first; by name if there are too many to ask for their holders."""
+        """The locks that are held longest come first; by name if there are too many to ask for their holders."""
         return () if inventory_of(request).holders() is None else LONGEST_FIRST
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Themes have their own."""
+        """Returns a class that also inherits the list of the theme, because themes have their own."""
         return type("HeldLockList", (HeldLockList, super().get_changelist(request, **kwargs)), {})
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -194,7 +194,7 @@ class HeldLockAdmin(InventoryAdmin):
             self.message_user(request, text % {"alias": alias}, messages.WARNING, ABOUT_BACKEND)
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Without Django's link, which says "Delete": see ``release``. The page asks for this lock alone."""
+        """Leave out Django's link, which says "Delete"; see ``release``. The page asks the store only for this lock."""
         row: HeldLock = context["original"]
         ask = partial(gather, name=row.info.name, others=False)
         row.situation = inventory_of(request).ask_each({row.using: ask})[row.using]
@@ -203,7 +203,7 @@ class HeldLockAdmin(InventoryAdmin):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """What was released under this name. The lease itself, which is still there, has no history."""
+        """Shows the releases under this name. The lease itself, which still exists, has no history."""
         response: Any = self._if_there(request, object_id, partial(super().history_view, extra_context=extra_context))
         if response.status_code == HTTPStatus.OK:
             entries = LogEntry.objects.filter(
@@ -234,7 +234,7 @@ class HeldLockAdmin(InventoryAdmin):
     def _if_there(
         self, request: HttpRequest, object_id: str, view: Callable[[HttpRequest, str], HttpResponse]
     ) -> HttpResponse:
-        """The page of a lease; of one that is gone, the list, and what became of it."""
+        """Returns the page of a lease. If the lease is gone, returns to the list, with a message that says why."""
         if self.get_object(request, unquote(object_id)) is not None:
             return view(request, object_id)
         self._report_changed_locks(request, [unquote(object_id)])
@@ -244,7 +244,7 @@ class HeldLockAdmin(InventoryAdmin):
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 
-    # Permissions. Only code acquires locks; people look, and release.
+    # Permissions. Only code acquires locks; people view and release them.
 
     def has_release_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
         user = cast(Any, request).user
@@ -262,7 +262,7 @@ class HeldLockAdmin(InventoryAdmin):
     @admin.action(permissions=["release"], description=_("Release selected locks"))
     def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         if request.POST.get("post"):
-            # Only those that the confirmation page has shown.
+            # Only the leases that the confirmation page has shown
             ids = request.POST.getlist(ACTION_CHECKBOX_NAME)
             rows = HeldLocks(inventory_of(request)).filter(pk__in=ids).rows()
             self._report_changed_locks(request, ids)
@@ -272,7 +272,7 @@ class HeldLockAdmin(InventoryAdmin):
 
     @admin.action(permissions=["release"], description=_("Release all that the hosts of the selected locks hold"))
     def release_hosts(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """In all backends, whatever the list is filtered by: such a host is lost, or is to be taken away."""
+        """In all backends, whatever the filter of the list, because such a host has failed or is to be removed."""
         holders = inventory_of(request).map_holders(queryset.keys(), lambda key, holder: holder).values()
         hosts = {holder.host for holder in holders if holder}
         if not hosts:
@@ -283,7 +283,7 @@ class HeldLockAdmin(InventoryAdmin):
 
     @admin.action(permissions=["release"], description=_("Release all locks with the prefixes of the selected ones"))
     def release_prefixes(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """In the same backends. A name without a colon has no prefix, which would be that of all locks."""
+        """In the same backends. A name without a colon has no prefix; an empty prefix would match all locks."""
         prefixes = {(key.using, prefix_of(key.name)) for key in queryset.keys() if prefix_of(key.name)}  # noqa: SIM118
         if not prefixes:
             self.message_user(request, gettext("The names of the selected locks have no prefix."), messages.WARNING)
@@ -294,7 +294,7 @@ class HeldLockAdmin(InventoryAdmin):
         return self._question_of_many(request, HeldLocks(inventory_of(request)).filter(prefix__in=prefixes), title)
 
     def _question_of_many(self, request: HttpRequest, queryset: Any, title: str) -> HttpResponse:
-        """Its form names each lease, and sends them to ``delete_selected``."""
+        """Returns the confirmation page. Its form names each lease and sends them to ``delete_selected``."""
         most = min(MOST_AT_ONCE, (settings.DATA_UPLOAD_MAX_NUMBER_FIELDS or MOST_AT_ONCE) - OTHER_FIELDS)
         if (count := queryset.count()) > most:
             text = gettext("%(count)d locks are selected; the first %(most)d can be released now, the rest after that.")
@@ -310,7 +310,7 @@ class HeldLockAdmin(InventoryAdmin):
     def _question(
         self, request: HttpRequest, rows: Sequence[HeldLock], fields: Sequence[tuple[str, str]], title: str
     ) -> HttpResponse:
-        """The page that asks whether to release these locks; ``fields``: what its form sends beside the answer."""
+        """Returns the page that asks whether to release these locks. ``fields``: what its form sends as well."""
         hidden = [("csrfmiddlewaretoken", get_token(request)), ("post", "yes"), *fields]
         content = format_html(
             '<div class="delete-confirmation"><p>{} {}</p><ul>{}</ul><form method="post"><div>{}'
@@ -330,7 +330,7 @@ class HeldLockAdmin(InventoryAdmin):
         return TemplateResponse(request, engine.from_string(QUESTION), context)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> None:  # type: ignore[override]
-        """Nothing: Django logs before it deletes, and a lock may have changed hands. See ``_release``."""
+        """Logs nothing: Django would log before the release, and a lock may have changed hands. See ``_release``."""
 
     def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
         self._release(request, [obj])
@@ -339,7 +339,7 @@ class HeldLockAdmin(InventoryAdmin):
         self._release(request, queryset)
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> Any:
-        """Back to the list; what became of the lock is said already."""
+        """Return to the list. A message has already said what happened to the lock."""
         return redirect(self._url("changelist"))
 
     def _release(self, request: HttpRequest, rows: Iterable[HeldLock]) -> None:
@@ -363,7 +363,7 @@ class HeldLockAdmin(InventoryAdmin):
                     left.append(row)
                 else:
                     (released if freed else kept).append(row)
-        finally:  # no error keeps what was released from the log
+        finally:  # also after an error, released locks are logged
             is_logged = not released or self._log(request, released)
         if released:
             text = ngettext(
@@ -382,7 +382,7 @@ class HeldLockAdmin(InventoryAdmin):
             self.message_user(request, text % {"names": names_of(released)}, messages.ERROR)
 
     def _log(self, request: HttpRequest, rows: Sequence[HeldLock]) -> bool:
-        """One entry for all. Whether it was written."""
+        """Log the releases in one entry. Returns whether it was written."""
         user = cast(Any, request).user
         held = [
             gettext("%(lock)s, held by %(holder)s")
@@ -407,14 +407,14 @@ class HeldLockAdmin(InventoryAdmin):
         return True
 
     def _report_changed_locks(self, request: HttpRequest, ids: Iterable[str]) -> None:
-        """Say why leases that were on the page are gone."""
+        """Show messages that say why leases which were on the page are gone."""
         for level, text in texts_of_changes(inventory_of(request), ids):
             self.message_user(request, text, level)
 
 
 @admin.register(BeatRun)
 class BeatRunAdmin(RunActions):
-    """Lists the entries that beats know: when each ran, by which host, and when it is expected again."""
+    """Lists the entries that beats know: when each last ran, on which host, and when it is expected again."""
 
     list_title = _("Beat runs")
     not_shown = _("The runs of “%(alias)s” are not shown, or not all of them: %(error)s")
@@ -437,7 +437,7 @@ class BeatRunAdmin(RunActions):
         return BeatRuns(inventory_of(request))
 
     def get_model_perms(self, request: HttpRequest) -> dict[str, bool]:
-        """None where beat is not used: the index then leaves the page out."""
+        """No permissions if beat is not used: then the index leaves the page out."""
         return super().get_model_perms(request) if is_beat_used() else {}
 
     def has_delete_permission(self, request: HttpRequest, obj: BeatRun | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The app as INSTALLED_APPS names it."""
+"""The app for INSTALLED_APPS."""
 
 import logging
 
@@ -17,13 +17,13 @@ class DistlockConfig(AppConfig):
     verbose_name = _("Distributed locks")
 
     def ready(self) -> None:
-        from . import checks  # which registers them
+        from . import checks  # the import registers them
         from .core.registry import tell_of_absence
         from .decorators import task_context
 
-        task_context.connect_to_celery()  # also of a process that sends tasks by their names
+        task_context.connect_to_celery()  # also for a process that sends tasks by their names
 
-        # Where it serves, nobody runs the checks.
-        tell_of_absence(least=ERROR)  # what is less the first lock tells
+        # A process that serves requests does not run the checks.
+        tell_of_absence(least=ERROR)  # the first lock reports warnings
         for warning in checks.uwsgi_without_threads():
             logger.warning("%s %s", warning.msg, warning.hint, extra=about_event("uwsgi-without-threads"))

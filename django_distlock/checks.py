@@ -22,12 +22,12 @@ from .decorators import answers
 from .options import NEEDLESS
 from .unique import options as unique
 
-RUSHED = 1.0  # seconds of TTL below which an ordinary pause of a process costs the lock
+RUSHED = 1.0  # seconds; with a shorter TTL, a process loses its locks by an ordinary pause
 
 
 @register(TAG)
 def check_setting(**_: Any) -> list[CheckMessage]:
-    """What is wrong on any machine with backends that can be made (else ``registry`` tells)."""
+    """Returns what is wrong on any machine. For backends that cannot be made, ``registry`` has a check of its own."""
     found: list[CheckMessage] = []
     backends = list(_backends())
     for backend in backends:
@@ -46,7 +46,7 @@ def check_setting(**_: Any) -> list[CheckMessage]:
 
 @register(TAG, deploy=True)
 def check_deployment(**_: Any) -> list[CheckMessage]:
-    """What is fine on a developer's machine only."""
+    """Returns what is right only on a developer's machine."""
     return [
         Error(
             f"{SETTING}[{backend.alias!r}]: {type(backend).__name__} "
@@ -60,7 +60,7 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
 
 
 def threads_are_off() -> bool:
-    """Whether uWSGI runs this process without threads of Python. Under gevent it has greenlets in their place."""
+    """Returns whether uWSGI runs this process without Python threads. Under gevent, greenlets replace them."""
     if not (uwsgi := sys.modules.get("uwsgi")):
         return False
     options = {_text(key): _text(value).lower() for key, value in uwsgi.opt.items()}
@@ -78,7 +78,7 @@ def _backends() -> Iterator[BaseLockBackend]:
         try:
             yield locks[alias]
         except ImproperlyConfigured:
-            continue  # check_entries() tells
+            continue  # check_entries() reports it
 
 
 def _beat() -> Iterator[CheckMessage]:
@@ -98,14 +98,14 @@ def _tasks() -> Iterator[CheckMessage]:
 
 
 def _unique_tasks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
-    """Those that this process knows: modules of tasks may be loaded later."""
+    """Only tasks that this process knows: modules of tasks may be loaded later."""
     for backend in backends:
         if backend.alias in unique.unique_aliases and (refusal := refusal_of(backend)):
             yield Error(refusal, hint=REMEDY, id="distlock.E007")
 
 
 def _task_backends() -> Iterator[CheckMessage]:
-    """Those of django.tasks that queue unique tasks; before Django 6 nobody names any."""
+    """The backends of django.tasks that queue unique tasks. Before Django 6 there are none."""
     for alias in sorted(unique.task_backends):
         from django.tasks import task_backends
 
@@ -116,9 +116,9 @@ def _task_backends() -> Iterator[CheckMessage]:
 
 
 def _templates() -> Iterator[CheckMessage]:
-    """Those of answers are rendered when a lock is busy, which hardly anybody tries."""
+    """The templates of ``respond()``: they are rendered only when a lock is busy, which few people try out."""
     if getattr(settings, "ROOT_URLCONF", None):
-        _ = get_resolver().url_patterns  # which imports the views
+        _ = get_resolver().url_patterns  # this imports the views
     for name in sorted(answers.named_templates):
         try:
             get_template(name)
@@ -186,7 +186,7 @@ def _same_locks(backends: list[BaseLockBackend]) -> Iterator[CheckMessage]:
 
 
 def _beginning(outer: Hashable, inner: Hashable) -> str | None:
-    """What the names of the inner keyspace begin with in the outer one; None where they are not in it."""
+    """Returns how the names of the inner keyspace begin in the outer one; None if they are not in it."""
     match outer, inner:
         case (*place, str(short)), (*same, str(long)) if place == same and long.startswith(f"{short}:"):
             return f"{long.removeprefix(f'{short}:')}:"

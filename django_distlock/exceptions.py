@@ -1,4 +1,4 @@
-"""Every error this package raises. "Busy", "lost" and "store down" are never the same error."""
+"""All errors of this package. "Busy", "lost" and "store down" are never the same error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LockNotAcquired(LockError):
     """Somebody else holds the lock.
 
     ``retry_after``: seconds until the holder's lease runs out unless renewed, or None.
-    ``holder``: who has it, as far as the store could tell, or None.
+    ``holder``: who has it, as far as the store knows, or None.
     ``resting``: its holder has released it, and it is free after ``retry_after``, at the end of its ``min_hold``.
     ``reason``: "busy"; or "crowded": as many callers already wait as ``max_waiters`` allows.
     ``name`` and ``using``: which lock it is, and the alias of its backend.
@@ -57,7 +57,7 @@ class LockTimeout(LockNotAcquired):
 class TaskAlreadyQueued(LockNotAcquired):
     """A unique task was not queued, because it is already queued or running.
 
-    ``task_id``: the id of that one; "" where somebody else has a lock of its name.
+    ``task_id``: the id of the queued or running task; "" if another caller holds the lock with its name.
     """
 
     def __init__(self, message: str = "", *, task_id: str = "", **about: Any) -> None:
@@ -80,17 +80,17 @@ class LockLost(LockError):
         self.lease = lease
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...], dict[str, object]]:
-        return type(self), self.args, {**vars(self), "lease": None}  # which belongs to its process
+        return type(self), self.args, {**vars(self), "lease": None}  # a lease belongs to its process
 
 
 class LockNotHeld(LockError, RuntimeError):
-    """Release of a lock that is not held."""
+    """A lock that is not held was released."""
 
 
 class LockBackendError(LockError):
-    """The store did not answer, or refused. Whether the lock is free is not known; the cause is chained.
+    """The store did not answer, or refused. It is unknown whether the lock is free. The cause is chained.
 
-    ``is_final``: somebody has to correct a setting, a right, or what is in the store. Callers that wait get the error
+    ``is_final``: somebody has to correct a setting, a permission, or data in the store. Callers that wait get the error
     at once.
     ``was_asked``: False if the store was not asked at all, because it had not answered anybody for a while.
     """
@@ -104,28 +104,28 @@ class InvalidLockName(ValueError):
 
 
 class UnusableLockName(InvalidLockName):
-    """A text that names no lock, as clients may send it: a view answers 400."""
+    """A text that cannot name a lock, perhaps sent by a client: a view answers 400."""
 
 
 class InvalidLockBackend(ImproperlyConfigured):
-    """A backend in the setting ``DISTRIBUTED_LOCKS`` that cannot be used as it stands."""
+    """A backend in the setting ``DISTRIBUTED_LOCKS`` cannot be used as it is configured."""
 
 
 class LockBackendDoesNotExist(InvalidLockBackend, KeyError):
-    """No backend of that alias in the setting ``DISTRIBUTED_LOCKS``."""
+    """The setting ``DISTRIBUTED_LOCKS`` has no backend with this alias."""
 
     __str__ = Exception.__str__  # KeyError would show the repr of the message
 
 
 class RunRefused(LockBackendError):
-    """The store answers, but gives this run to nobody here. Other runs may be given."""
+    """The store answers, but does not give this run to this process. It may give other runs."""
 
 
 class UnreadableRun(RunRefused):
-    """What the store keeps of one entry is no stamp."""
+    """The value that the store keeps for an entry is not a stamp."""
 
     def __init__(self, place: str, remedy: str = "") -> None:
-        """``place``: where it is; ``remedy``: what else may be done than to delete it."""
+        """``place``: where the value is; ``remedy``: what can be done instead of deleting it."""
         super().__init__(
             f"{place} holds something that is no run of beat, or a run of more than a day after now"
             f" ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC by the clock of this host). Correct that clock if it is wrong."
@@ -141,7 +141,7 @@ class NewerRun(UnreadableRun):
 
 
 class ClockIsAhead(RunRefused):
-    """By so many seconds, which are more than is allowed."""
+    """The clock of this host is ahead of the store's by more seconds than are allowed."""
 
     def __init__(self, seconds: float, most: float) -> None:
         super().__init__(

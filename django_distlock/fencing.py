@@ -1,8 +1,8 @@
-"""Fencing that a model enforces: rows keep the largest number that has written them, and refuse smaller ones.
+"""Fencing that a model enforces: each row keeps the largest number that has written it, and refuses smaller ones.
 
-Every fenced write claims its rows first, in one transaction with it. An UPDATE marks those that no larger number has
-written, and thereby locks them; a locking read finds those that refuse. The count of an UPDATE alone does not tell a
-row that is gone from one that refuses, and ``save()`` would go on to INSERT.
+Every fenced write first claims its rows, in the same transaction. An UPDATE marks the rows that no larger number has
+written, and so locks them. Then a locking read finds the rows that refuse. The count of an UPDATE alone does not show
+whether a missing row is gone or refuses, and ``save()`` would then INSERT.
 
 After Martin Kleppmann, "How to do distributed locking" (2016): the resource itself has to refuse late holders.
 """
@@ -31,8 +31,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class StaleLease(LockLost):
     """A fenced write was refused, because its holder is late. Nothing was written.
 
-    ``refused``: how many rows a larger number has written before; 0 where the lease itself was known to be over, before
-    any query.
+    ``refused``: how many rows a larger number has written before; 0 if this process knew, before any query, that the
+    lease is over.
     """
 
     def __init__(self, message: str = "", *, refused: int = 0) -> None:
@@ -41,9 +41,10 @@ class StaleLease(LockLost):
 
 
 class AsItIs:
-    """The column, as the value of an UPDATE that leaves it as it is.
+    """The column itself, as the value in an UPDATE that does not change it.
 
-    After an ``F()``, Django 6 drops the attribute of the instance where the database returns no rows of an UPDATE.
+    ``F()`` does not serve: Django 6 then drops the attribute of the instance if the database returns no rows of an
+    UPDATE.
     """
 
     def __init__(self, field: models.Field[Any, Any]) -> None:
@@ -56,12 +57,12 @@ class AsItIs:
 class FenceField(models.BigIntegerField):  # type: ignore[type-arg]
     """The largest fencing number that has written the row; 0 before the first fenced write.
 
-    Only fenced writes change it. Any other ``save()`` leaves it as it is in the row, whatever the instance says; an
-    INSERT and ``loaddata`` write what they are given.
+    Only fenced writes change it. Any other ``save()`` leaves the number in the row unchanged, whatever the instance
+    has. An INSERT and ``loaddata`` write the value that they get.
 
-    ``lock``: the name or the template of the lock that guards the rows, as ``lock()`` and ``@distributed_lock`` take
-    it; ``using``: the alias of its backend. A lease of another lock is refused by ValueError then. Without ``lock``,
-    a lease of any lock is taken.
+    ``lock``: the name or the template of the lock that guards the rows, as for ``lock()`` and ``@distributed_lock``.
+    ``using``: the alias of its backend. With ``lock``, a lease of another lock raises ValueError. Without it, a lease
+    of any lock is accepted.
     """
 
     non_db_attrs = (*models.BigIntegerField.non_db_attrs, "lock", "using")
@@ -89,7 +90,8 @@ def _writes(method: Method) -> Method:
 
 
 class FencedQuerySet(models.QuerySet[M]):
-    """Writes rows under a fencing number, by ``fenced(...)``. Without that it writes as any queryset, but no fence.
+    """Writes rows under a fencing number after ``fenced(...)``. Without that it writes like any queryset, but cannot
+    update the FenceField.
 
     ``bulk_update()``, ``bulk_create(update_conflicts=True)`` and ``update()`` of the FenceField raise
     NotSupportedError.
@@ -98,17 +100,17 @@ class FencedQuerySet(models.QuerySet[M]):
     """
 
     fence: Lease | int | None = None
-    _for_write: bool  # of Django's: for which database self.db asks the router
+    _for_write: bool  # Django's attribute: whether self.db is the router's database for writes
 
     def fenced(self, fence: Lease | int) -> Self:
-        """The queryset, for writes that are refused where a larger number has written a row before.
+        """Returns a queryset that refuses to write if a larger number has written one of the rows before.
 
-        ``fence``: a lease, or its number that came in a message. ``claim()``, ``update()``, ``delete()``, ``create()``,
-        ``bulk_create()`` and their async twins are fenced. They write all of their rows or raise StaleLease. Other
-        writes raise NotSupportedError.
+        ``fence``: a lease, or its number, for example from a message. ``claim()``, ``update()``, ``delete()``,
+        ``create()``, ``bulk_create()`` and their async twins are fenced. They write all of their rows or raise
+        StaleLease. Other writes raise NotSupportedError.
 
-        Raises ValueError for a lease of a backend that excludes nobody, for one of several slots, for one of another
-        lock than the FenceField names, and for a number that no grant has.
+        Raises ValueError for a lease of a backend that excludes nobody, for a lease of a lock with several slots, for a
+        lease of another lock than the FenceField names, and for a number that no grant has.
         """
         _ensure_usable(_required_field(self.model), fence)
         clone = self.all()
@@ -117,14 +119,16 @@ class FencedQuerySet(models.QuerySet[M]):
 
     @_writes
     def claim(self, *args: Any, **lookups: Any) -> M:
-        """The row that ``get(*args, **lookups)`` finds, read after its claim: from then on no smaller number writes it.
+        """Claim the row that ``get(*args, **lookups)`` finds, then read and return it. After that no smaller number can
+        write it.
 
-        For who reads, changes that, and writes it back. Raises StaleLease, DoesNotExist, MultipleObjectsReturned.
+        For code that reads a row, changes it and writes it back. Raises StaleLease, DoesNotExist,
+        MultipleObjectsReturned.
         """
         if self.fence is None:
             raise TypeError("Only a fenced queryset claims: fenced(lease).claim(pk=pk).")
         with self._claimed(models.Q(*args, **lookups)) as mine:
-            # It is locked already; but a plain read may show what was there when the transaction began.
+            # The row is locked already, but a plain read may show it as it was when the transaction began.
             of = ("self",) if connections[mine.db].features.has_select_for_update_of else ()
             return mine.select_for_update(of=of).get()
 
@@ -206,16 +210,16 @@ class FencedQuerySet(models.QuerySet[M]):
         if self.fence is None:
             return {}
         field = _required_field(self.model)
-        if field.model is not self.model._meta.concrete_model:  # the row of the parent may be there, and be updated
+        if field.model is not self.model._meta.concrete_model:  # the row of the parent may exist and be updated
             self._refuse(f"{method} of a fenced queryset of a child model")
         return {field.name: _number(self.fence)}
 
     @contextmanager
     def _claimed(self, condition: models.Q | None = None, *, by_keys: bool = False) -> Iterator[Self]:
-        """The rows for which that is true, claimed until the end of the body, which is a transaction.
+        """Yields the rows that match the condition, claimed until the end of the body, which is one transaction.
 
-        They are told from others by their number, for a body that writes them by one statement which compares it.
-        ``by_keys``: by their keys.
+        The queryset filters by their number, for a body that writes the rows by one statement which compares it. With
+        ``by_keys`` it filters by their keys, too.
         """
         assert self.fence is not None
         field, number = _required_field(self.model), _number(self.fence)
@@ -227,7 +231,7 @@ class FencedQuerySet(models.QuerySet[M]):
         rows: models.QuerySet[Any] = mine
         is_of_one_table = _is_of_one_table(mine.query, field.model)
         if not is_of_one_table:
-            # A statement that waited for a row compares it again as it is now, but not what it reads by a join.
+            # A statement that waited for a row compares the row's new values, but the old values of a joined table.
             key = field.model._meta.pk.name
             keys = set(mine.values_list(key, flat=True))
             mine = mine.filter(**{f"{key}__in": keys})
@@ -253,9 +257,9 @@ class FencedModel(models.Model):
 
     @_writes
     def save(self, *args: Any, fence: Lease | int | None = None, **options: Any) -> None:
-        """``fence``: a lease or its number, for a write that is refused where a larger number has written before.
+        """``fence``: a lease or its number; the write is refused if a larger number has written the row before.
 
-        A row that is not there is inserted, with the number. Raises StaleLease, and what ``fenced()`` raises.
+        A row that does not exist is inserted, with the number. Raises StaleLease, and the errors of ``fenced()``.
         """
         if fence is None:
             super().save(*args, **options)
@@ -272,7 +276,7 @@ class FencedModel(models.Model):
             if key is None or not _claim(rows, field, number):
                 if options.get("update_fields") or options.get("force_update") or self.get_deferred_fields():
                     raise getattr(self, "NotUpdated", DatabaseError)("There is no row to update.")
-                options["force_insert"] = (field.model,)  # an UPDATE would write over a row that came meanwhile
+                options["force_insert"] = (field.model,)  # an UPDATE would overwrite a row that was inserted meanwhile
             setattr(self, field.attname, number)
             super().save(**options)
 
@@ -284,7 +288,7 @@ class FencedModel(models.Model):
 
 @register(TAG)
 def check_fenced_models(*, app_configs: Iterable[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:
-    """Whether each row of models with a FenceField has one number, which all of their managers keep."""
+    """Checks that each row of a model with a FenceField has exactly one number, and that all managers keep it."""
     found: list[CheckMessage] = []
     for config in apps.get_app_configs() if app_configs is None else app_configs:
         for model in config.get_models():
@@ -328,7 +332,7 @@ def _required_field(model: type[models.Model]) -> FenceField:
 
 
 def _ensure_usable(field: FenceField, fence: Lease | int) -> None:
-    """Refuse what does not tell who came later. Raises TypeError, ValueError."""
+    """Refuse a fence that cannot show which holder is later. Raises TypeError, ValueError."""
     if isinstance(fence, Lease):
         if not locks[fence.using].supports_exclusion:
             raise ValueError(f"{fence!r} excludes nobody, so that its number does not tell who is late.")
@@ -343,7 +347,7 @@ def _ensure_usable(field: FenceField, fence: Lease | int) -> None:
 
 
 def _number(fence: Lease | int) -> int:
-    """Raises StaleLease for a lease that this process knows to be over."""
+    """Returns the fencing number. Raises StaleLease for a lease that this process knows to be over."""
     if isinstance(fence, int):
         return fence
     try:
@@ -354,9 +358,9 @@ def _number(fence: Lease | int) -> int:
 
 
 def _claim(rows: models.QuerySet[Any], field: FenceField, number: int) -> int:
-    """Write the number into the rows, in the transaction of the caller. Returns how many there are.
+    """Write the number into the rows, in the transaction of the caller. Returns how many rows were written.
 
-    Raises StaleLease where one has a larger number.
+    Raises StaleLease if a row has a larger number.
     """
     name = field.name
     claimed = models.QuerySet.update(rows.filter(**{f"{name}__lte": number}), **{name: number})
@@ -371,17 +375,17 @@ def _claim(rows: models.QuerySet[Any], field: FenceField, number: int) -> int:
 
 
 def _key_of(instance: models.Model, model: type[models.Model]) -> Any:
-    """The primary key of its row in the table of a model that it is or inherits; None before it has one."""
+    """Returns the primary key of its row in the table of ``model``, its own or a parent; None before it has one."""
     key = getattr(instance, model._meta.pk.attname)
     link = instance._meta.get_ancestor_link(model)
-    if key is None and link:  # a new child of a row that is there
+    if key is None and link:  # a new child of an existing row
         key = getattr(instance, link.attname)
     parts = key if isinstance(key, tuple) else (key,)
     return None if any(part is None or hasattr(part, "resolve_expression") for part in parts) else key
 
 
 def _is_of_one_table(query: Any, model: type[models.Model]) -> bool:
-    """Whether it reads the table of the model alone, and each row once."""
+    """Returns whether the query reads only the table of the model, and each row once."""
     is_plain = not (query.distinct or query.extra_tables) and query.group_by is None
     return is_plain and query.model._meta.concrete_model is model and query.count_active_tables() <= 1
 

@@ -1,6 +1,6 @@
-"""The number at the beginning of each stored value, which tells how the rest is written.
+"""The number at the beginning of each stored value. It says in which format the rest is written.
 
-A version of the package leaves a value with a larger number than it knows as it is, and raises an error.
+For a value with a larger number than it knows, the package raises an error and does not change the value.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ NEWER = "was written by a newer version of django-distlock; bring all processes 
 
 
 def is_newer(value: str | bytes) -> bool:
-    """Whether a later version of the package wrote it."""
+    """Returns whether a later version of the package wrote the value."""
     head = value[:2] if isinstance(value, str) else value[:2].decode("latin-1")
     return head[1:] == " " and FORMAT < head <= f"{LARGEST} "
 
 
 def is_newer_number(number: object) -> bool:
-    """The same of a number that stands by itself."""
+    """The same for a number that is stored by itself."""
     return isinstance(number, int) and NUMBER < number <= LARGEST

@@ -1,4 +1,4 @@
-"""What is told of a lock's past, and of who stands in its queue now."""
+"""Records of a lock's past, and of the waiters in its queue now."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from .types import LATEST, Holder
 
 
 class Event(enum.StrEnum):
-    """What happened to a lease, or to who wants one."""
+    """What happened to a lease, or to a caller that wants one."""
 
-    WAITS = "waits"  # it is busy, and somebody begins to wait
+    WAITS = "waits"  # the lock is busy, and a caller begins to wait
     GRANTED = "granted"
-    ADOPTED = "adopted"  # another process goes on with the lease
+    ADOPTED = "adopted"  # another process continues the lease
     KEPT = "kept"  # its holder has left it, and something keeps it: a transaction, or a response
-    BOUND_REACHED = "bound reached"  # it is renewed no more
+    BOUND_REACHED = "bound reached"  # it is no longer renewed
     RELEASED = "released"
     DETACHED = "detached"  # for another process to adopt
     LOST = "lost"
     FREED = "freed"  # by force, by somebody else
-    TIMED_OUT = "timed out"  # who waited goes without it
-    WAIT_ENDED = "wait ended"  # in another way: cancelled, by an error, or with a lease that it had
+    TIMED_OUT = "timed out"  # the caller waited and did not get the lock
+    WAIT_ENDED = "wait ended"  # in another way: cancelled, by an error, or because the caller already had a lease
 
 
-# On the way of each lock, where an attribute of an enumeration takes longer than the rest
+# Every acquisition uses these, and to read an attribute of an enumeration would take longer than the rest.
 GRANTED, RELEASED = Event.GRANTED, Event.RELEASED
 
-RESPONSE, TRANSACTION = "response", "transaction"  # what keeps a lease that its holder has left
+RESPONSE, TRANSACTION = "response", "transaction"  # the text of KEPT: what keeps a lease that its holder has left
 
-NOT_RENEWED = "not renewed"  # what is told of a grant, or of an adoption, with renew=False
+NOT_RENEWED = "not renewed"  # the text of GRANTED or ADOPTED with renew=False
 
-BEGINS = frozenset({Event.GRANTED, Event.ADOPTED})  # with a process
-ENDS = frozenset({Event.RELEASED, Event.LOST, Event.FREED})  # of a lease
+BEGINS = frozenset({Event.GRANTED, Event.ADOPTED})  # the lease begins in a process
+ENDS = frozenset({Event.RELEASED, Event.LOST, Event.FREED})  # the lease ends
 RENEWED_NO_MORE = frozenset({Event.DETACHED, Event.BOUND_REACHED})  # by this process: the lease ends with its TTL
 
 
 class JournalEntry(NamedTuple):
-    """One event, as the process tells that it happened to.
+    """One event, as recorded by the process in which it happened.
 
-    ``at``: seconds of Unix time, by that process's clock. ``lease``: the digest of its token. ``prefix``: what a
-    callable KEY_PREFIX answered. ``holder``: who holds the lease, or wants it. ``ttl``: of the lease, in seconds.
-    ``seconds``: for how long it was waited for (GRANTED, TIMED_OUT, WAIT_ENDED), is to be waited for at most (WAITS;
-    None: no bound), or was held (the others). ``text``: NOT_RENEWED, why it was lost, by whom it was freed, what keeps
-    it, who was in the way, why a wait or its renewal ended, or which leases the thread or task has that WAITS: their
-    digests, for names do not tell whether it is the same.
+    ``at``: seconds of Unix time, by the clock of that process. ``lease``: the digest of its token. ``prefix``: the
+    result of a callable KEY_PREFIX. ``holder``: who holds the lease, or wants it. ``ttl``: the TTL of the lease in
+    seconds. ``seconds``: how long the caller waited (GRANTED, TIMED_OUT, WAIT_ENDED), waits at most (WAITS; None: no
+    limit), or held the lease (the other events). ``text``: NOT_RENEWED, why the lease was lost, who freed it, what
+    keeps it, who was in the way, why a wait or the renewal ended; for WAITS the leases that the waiting thread or task
+    has, as digests, because a name does not show whether it is the same lease.
     """
 
     at: float
@@ -62,7 +62,7 @@ class JournalEntry(NamedTuple):
     prefix: str = ""
 
     def to_text(self) -> str:
-        """As stores keep it."""
+        """Returns the text that stores keep."""
         holder = self.holder.to_text() if self.holder else ""
         fields = [
             round(self.at, 6), self.event, self.name, self.lease, holder, self.fence, self.ttl,
@@ -72,7 +72,7 @@ class JournalEntry(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Self | None:
-        """None for a text of a newer version, or of something else."""
+        """Returns the entry; None for a text of a newer version, or of something else."""
         try:
             found = json.loads(text.removeprefix(FORMAT)) if text.startswith(FORMAT) else None
             match found:
@@ -91,7 +91,7 @@ class QueuedWaiter(NamedTuple):
     """A place in the queue of a lock.
 
     ``lease``: the digest of its token. ``since``: seconds of Unix time, by the store's clock. ``holder``: who waits, as
-    far as the store knows it: the process alone, whose thread and label are "", or nothing at all (None).
+    far as the store knows: only the process, with "" as thread and label, or nothing (None).
     """
 
     lease: str
@@ -100,5 +100,5 @@ class QueuedWaiter(NamedTuple):
 
 
 def entries_in(texts: Iterable[str]) -> list[JournalEntry]:
-    """What can be read of a journal, the oldest first."""
+    """Returns the entries of a journal that can be read, the oldest first."""
     return sorted(filter(None, map(JournalEntry.from_text, dict.fromkeys(texts))), key=lambda entry: entry.at)

@@ -1,6 +1,6 @@
-"""Ids of messages: ``"TASK_ID.RANDOM"``. The copies of a message have the same id, and so have its retries.
+"""Ids of messages: ``"TASK_ID.RANDOM"``. Copies and retries of a message have the same id.
 
-The id of the task does not identify a message: another message, for other work, may have it, too.
+The id of the task does not identify a message, because another message, for other work, may have the same one.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def task_of(message: str) -> str:
 
 
 def is_known(message: str) -> bool:
-    """Whether the id is that of one message, and not that of all with the same task id."""
+    """Returns whether the id belongs to one message, and not to all messages with the same task id."""
     return not message.endswith(".")

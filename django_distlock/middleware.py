@@ -1,4 +1,4 @@
-"""The answers of decorated views, also for locks that a view acquires itself."""
+"""The middleware: gives the answers of decorated views also for locks that a view acquires itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .exceptions import LockBackendError, LockNotAcquired, UnusableLockName
 
 
 class LockMiddleware:
-    """Answers LockNotAcquired, wherever a view raises it, by 409 Conflict, and LockBackendError by 503.
+    """Answers 409 Conflict to LockNotAcquired, wherever a view raises it, and 503 to LockBackendError.
 
-    A text that cannot be the name of a lock, such as one that is too long, is answered 400.
+    It answers 400 to a text that cannot be the name of a lock, such as one that is too long.
 
     Add ``"django_distlock.middleware.LockMiddleware"`` to ``MIDDLEWARE``.
     """

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from .types import LockInfo
 from .utils.text import printable
 
-LONGEST_KEY = 1000  # bytes, for two hundred characters, a hash and a prefix
+LONGEST_KEY = 1000  # bytes: enough for 200 characters, a hash and a prefix
 
 
 class NoRows(models.Manager[Any]):
@@ -31,7 +31,7 @@ class NotByQueries(models.QuerySet[Any]):
 
 
 def title_of(info: LockInfo) -> str:
-    """The name of a lock, and the slot of this lease if several may hold it: "export:7, slot 2 of 3"."""
+    """Returns the name of a lock, with the slot of this lease if it has several: "export:7, slot 2 of 3"."""
     name, slots = printable(info.name), info.slots
     if slots is None:
         return gettext("%(name)s, slot %(slot)d") % {"name": name, "slot": info.slot} if info.slot > 1 else name
@@ -63,12 +63,12 @@ class HeldLock(models.Model):
     fence: models.BigIntegerField[int, int] = models.BigIntegerField(_("fencing number"))
     waiting: models.PositiveIntegerField[int | None, int | None] = models.PositiveIntegerField(_("waiting"), null=True)
 
-    nothing = NoRows()  # the first one, which Django takes
+    nothing = NoRows()  # the first manager, so Django makes it the default
     objects = NotByQueries.as_manager()
 
     source = "locks[alias].held() of django_distlock says who holds which lock."
     info: LockInfo
-    situation: Any = None  # of the lock, where a page explains it
+    situation: Any = None  # the situation of the lock, if a page explains it
 
     class Meta:
         managed = False
@@ -88,7 +88,7 @@ class HeldLock(models.Model):
 
     @classmethod
     def seen(cls, info: LockInfo, *, key: str, remaining: float | None, waiting: int | None) -> Self:
-        """A row for what a backend showed."""
+        """Returns a row for a lease that a backend showed."""
         state = cls.State.HANDED_OVER if info.holder is None else cls.State.RESTING if info.resting else cls.State.HELD
         row = cls(
             id=key,
@@ -140,35 +140,35 @@ class KeyField(models.BinaryField):  # type: ignore[type-arg]
     """Bytes that every database compares as bytes, so that no collation makes two names one."""
 
     def db_type(self, connection: Any) -> str | None:
-        # MySQL has no index over a whole BLOB.
+        # MySQL cannot index a whole BLOB.
         return f"varbinary({self.max_length})" if connection.vendor == "mysql" else super().db_type(connection)
 
 
 class DatabaseLock(models.Model):
-    """One lock of the database backend, kept after its release for the sake of its fencing number.
+    """One lock of the database backend. The row stays after the release, because it keeps the fencing number.
 
-    Moments are microseconds of Unix time by the clock of the database. Rows are read and written by
-    ``backends/database`` alone.
+    Moments are microseconds of Unix time by the clock of the database. Only ``backends/database`` reads and writes
+    these rows.
     """
 
     name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
-    # Of the columns from token on, but for fence, expires and careful_until, which never change their meaning
+    # The format of the columns from token on, except fence, expires and careful_until, which never change their meaning
     format: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     version: models.BigIntegerField[int, int] = models.BigIntegerField()  # grows with every change
-    # Of the lease in the first slot:
+    # The lease in the first slot:
     token: models.CharField[str, str] = models.CharField(max_length=26)  # empty when it is free
     state: models.CharField[str, str] = models.CharField(max_length=1)  # h, c, r or f, as state.py says
     fence: models.BigIntegerField[int, int] = models.BigIntegerField()  # the number of the last grant
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()  # when the lease runs out, or ended
     holder: models.TextField[str, str] = (
         models.TextField()
-    )  # JSON; empty when nobody holds it; of a claim: the inbox of the waiter
+    )  # JSON; empty when nobody holds it; for a claim, the inbox of the waiter
     others: models.TextField[str, str] = models.TextField()  # leases in other slots than the first; JSON, see sql.py
     waiters: models.TextField[str, str] = models.TextField()  # records of one length, see state.py
-    retired: models.TextField[str, str] = models.TextField()  # tokens that get the lock no more; JSON
+    retired: models.TextField[str, str] = models.TextField()  # tokens that no longer get the lock; JSON
     careful_until: models.BigIntegerField[int, int] = (
         models.BigIntegerField()
-    )  # of others, waiters and tokens: see state.py
+    )  # for others, waiters and tokens: see state.py
 
     objects = NoRows()
 
@@ -186,14 +186,14 @@ class DatabaseRun(models.Model):
     """When an entry of beat's schedule last ran, as the database backend keeps it.
 
     Moments are microseconds of Unix time: ``ran_at`` by the clock of the beat, the others by that of the database.
-    Rows are read and written by ``backends/database`` alone.
+    Only ``backends/database`` reads and writes these rows.
     """
 
     name = KeyField(primary_key=True, max_length=LONGEST_KEY)  # KEY_PREFIX, a colon, and the name, in UTF-8
     ran_at: models.BigIntegerField[int, int] = models.BigIntegerField()
-    token: models.CharField[str, str] = models.CharField(max_length=26)  # of the claim that made the stamp
+    token: models.CharField[str, str] = models.CharField(max_length=26)  # the token of the claim that made the stamp
     stamp: models.TextField[str, str] = models.TextField()  # JSON of a LastRun
-    settled_at: models.BigIntegerField[int, int] = models.BigIntegerField()  # before, nobody is given a run
+    settled_at: models.BigIntegerField[int, int] = models.BigIntegerField()  # before this, no beat gets a run
     expires: models.BigIntegerField[int, int] = models.BigIntegerField()
 
     objects = NoRows()
@@ -209,11 +209,11 @@ class DatabaseRun(models.Model):
 
 
 class DatabaseEntry(models.Model):
-    """An entry of a journal of the database backend. Rows are read and written by ``backends/database`` alone."""
+    """An entry of a journal of the database backend. Only ``backends/database`` reads and writes these rows."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     journal = KeyField(max_length=LONGEST_KEY)  # KEY_PREFIX
-    entry: models.TextField[str, str] = models.TextField()  # of a JournalEntry
+    entry: models.TextField[str, str] = models.TextField()  # the text of a JournalEntry
 
     objects = NoRows()
 

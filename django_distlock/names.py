@@ -1,4 +1,4 @@
-"""From a template and values to the name of a lock: equal names are one lock, different values never meet."""
+"""Makes the name of a lock from a template and values. Equal names are one lock; different values give other names."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ LONGEST_ACCEPTED = 10_000
 _KEPT = 160
 _SHORTENED = re.compile(rf".{{{_KEPT}}}~[0-9a-f]{{64}}", re.DOTALL)
 
-OWN = "django_distlock."  # the locks by which this package remembers something begin with this
+OWN = "django_distlock."  # the beginning of the names of the package's own locks, in which it remembers something
 
 _UNFILLED = re.compile(r"\{(?:(?:\d+|[^\W\d]\w*)(?:[.\[!:][^{}]*)?)?\}")
 
 _ALWAYS_ESCAPED = "%:{}"
-_DELIMITERS = ":{}"  # never in an escaped value, so that they tell where it ends
-_PLAIN = (str, int)  # what most values are; each names what it is
-_IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not
+_DELIMITERS = ":{}"  # never in an escaped value, so they show where it ends
+_PLAIN = (str, int)  # the types of most values; their text always identifies the value
+_IN_ESCAPES = "%0123456789ABCDEF"  # "%XX" is written with these, so they do not show where a value ends
 
 logger = logging.getLogger("django_distlock")
 
 
 def check_name(name: object, *, own: bool = False) -> str:
-    """Return the name as stores know it. ``own``: it may be of a lock by which this package remembers something.
+    """Return the name as stores know it. ``own``: the name of one of the package's own locks is allowed, too.
 
-    Any text is a valid name, but for those by which this package remembers something. Past 200 characters the tail is
-    replaced by the SHA-256 of the whole; the result is longer than 200 characters, so that no name equals the short
+    Any text is a valid name, except the names of the package's own locks. In a name of more than 200 characters, the
+    SHA-256 of the whole replaces the tail. The result is still longer than 200 characters, so no name equals the short
     form of another.
 
-    Raises InvalidLockName for what is no text, empty, over 10,000 characters (a document passed
+    Raises InvalidLockName for a value that is not a str, is empty, has more than 10,000 characters (a document passed
     by mistake), begins with "django_distlock.", or cannot be written as UTF-8.
     """
     if not isinstance(name, str):
@@ -80,7 +80,7 @@ def _fixed_name(name: object) -> str:
 
 
 def _unfilled_field(text: str) -> str | None:
-    """The first one that is not inside of other braces."""
+    """Returns the first field that is not inside other braces."""
     depth = end = 0
     for field in _UNFILLED.finditer(text):
         depth += text.count("{", end, field.start()) - text.count("}", end, field.start())
@@ -91,7 +91,7 @@ def _unfilled_field(text: str) -> str | None:
 
 
 def _ends_in_json(text: str) -> bool:
-    """Whether that begins at the first bracket. ``{}`` alone does not count."""
+    """Returns whether everything from the first bracket on is JSON. ``{}`` alone does not count."""
     value = re.sub(r"^[^{\[]*", "", text)
     try:
         json.loads(value)
@@ -104,15 +104,16 @@ _fixed = lru_cache(maxsize=1024)(_fixed_name)
 
 
 def fixed_name(name: str) -> str:
-    """``check_name()`` of a name that no values fill, which is often asked for.
+    """Returns ``check_name()`` of a name without values, from a cache, because the same names are asked for often.
 
-    Raises InvalidLockName for a field such as ``{pk}``, too, which nothing fills. Other braces are text, as in JSON.
+    Raises InvalidLockName also for a field such as ``{pk}``, because nothing fills it. Other braces are text, as in
+    JSON.
     """
     return _fixed(name) if type(name) is str else _fixed_name(name)
 
 
 def own_name(template: str, *values: object) -> str:
-    """The name of a lock by which this package remembers something; ``values`` fill the template's fields."""
+    """Returns the name of one of the package's own locks. ``values`` fill the template's fields."""
     return check_name(OWN + parse(template).fill(_by_position(template, values)), own=True)
 
 
@@ -124,7 +125,7 @@ def _too_long(text: str) -> UnusableLockName:
 
 
 def stored_name(text: str, *, own: bool = True) -> str:
-    """What ``check_name`` returns, also for what it has returned already: for names that people copy from a list.
+    """Returns the same as ``check_name()``, and accepts its results, too: for names that people copy from a list.
 
     Raises InvalidLockName.
     """
@@ -134,7 +135,7 @@ def stored_name(text: str, *, own: bool = True) -> str:
 
 
 def render(template: str, values: tuple[object, ...]) -> str:
-    """Fill ``{}`` or ``{0}`` fields by position. Without values the text is the name as it stands."""
+    """Fill ``{}`` or ``{0}`` fields by position. Without values, the text itself is the name."""
     if not values or not isinstance(template, str):
         return fixed_name(template)
     return check_name(parse(template).fill(_by_position(template, values)))
@@ -156,12 +157,12 @@ def _by_position(template: str, values: tuple[object, ...]) -> Mapping[str, obje
 
 @lru_cache(maxsize=512)
 def parse(template: str) -> Template:
-    """Read a template once. Raises InvalidLockName when no value could make it a safe name."""
+    """Parse a template once. Raises InvalidLockName if no values could make a safe name of it."""
     return Template(template)
 
 
 def template_of(text: str) -> str:
-    """What the names that it makes have in common, as ``Template.normalized``; "" for a text without fields."""
+    """Returns the ``Template.normalized`` of the text; "" for a text without fields."""
     template = parse(text)
     return template.normalized if template.arguments else ""
 
@@ -169,12 +170,12 @@ def template_of(text: str) -> str:
 class Template:
     """A text with ``{fields}``.
 
-    Values are ``str()`` with ``%``, ``:``, ``{`` and ``}`` percent-encoded, and where the text between
-    two fields has none of these, its first usable character too. Thus the end of every value is known,
-    and values whose ``str()`` differs give different names.
+    A value is written as its ``str()``, with ``%``, ``:``, ``{`` and ``}`` percent-encoded. If the text between two
+    fields has none of these, its first usable character is encoded, too. So the end of every value is known, and values
+    with different ``str()`` give different names.
 
-    ``normalized``: without what the fields are called, as all templates have it that make the same names of the same
-    values: ``order:{}``.
+    ``normalized``: the template without the names of its fields: ``order:{}``. It is the same for all templates that
+    make the same names from the same values.
     """
 
     _has_told_of_none = False
@@ -196,7 +197,7 @@ class Template:
                     " conversion; pass a callable as the name to compute it."
                 )
             self.parts.append((literal, self._numbered(field)))
-        # "{{" and "}}" make the parser yield literals in pieces; the text before a field is all of them.
+        # "{{" and "}}" make the parser yield a literal in pieces; the text before a field is all of its pieces.
         self._escaped = _ALWAYS_ESCAPED + "".join(self._separators())
         self._escape = re.compile(f"[{re.escape(self._escaped)}]")
         self.arguments: tuple[str, ...] = tuple(_argument_of(field) for _, field in self.parts if field)
@@ -233,13 +234,13 @@ class Template:
             between = ""
 
     def fill(self, arguments: Mapping[str, object]) -> str:
-        """The template with its values. Raises InvalidLockName for a value that names nothing."""
+        """Returns the template filled with its values. Raises InvalidLockName for a value that identifies nothing."""
         name = []
         for literal, field in self.parts:
             name.append(literal)
             if field:
                 value = self._text_of(field, arguments)
-                if len(value) > LONGEST_ACCEPTED:  # before work is done for it
+                if len(value) > LONGEST_ACCEPTED:  # before the work of escaping it
                     raise _too_long(value)
                 name.append(self._escape.sub(_percent, value))
         return "".join(name)
@@ -258,7 +259,7 @@ class Template:
             return str(value if type(value) in _PLAIN else self._usable(field, value, arguments))
         except InvalidLockName:
             raise
-        except ValueError as error:  # a number of more digits than Python writes
+        except ValueError as error:  # an int with more digits than Python converts to text
             raise UnusableLockName(
                 f"The template {self.text!r} was given a value for {field!r} that has no text: {error}."
             ) from error
@@ -269,7 +270,7 @@ class Template:
         return self._ordered(field, value, is_inside=False)
 
     def _tell_of_none(self, field: str, arguments: Mapping[str, object]) -> None:
-        """Refuse the primary key of an object that has none yet, and ask once whether another None is meant."""
+        """Refuse the primary key of an object that has none yet. For any other None, log once to ask if it is meant."""
         path, _, attribute = field.rpartition(".")
         meta = getattr(_lookup(path)(arguments), "_meta", None) if path else None
         if (key := getattr(meta, "pk", None)) and attribute in ("pk", key.name, key.attname):
@@ -309,8 +310,9 @@ class Template:
             )
 
     def _ordered(self, field: str, value: Any, *, is_inside: bool = True) -> Any:
-        """Equal dicts get one text, whatever the order in which their keys came, also inside of lists. What is
-        refused as a value is refused there, too. The order of an OrderedDict is a part of it."""
+        """Returns the value with the keys of each dict sorted, also inside lists, so that equal dicts get one text. The
+        order of an OrderedDict is part of its value and stays. Inner values are refused for the same reasons as values.
+        """
         self._check(field, value, is_inside=is_inside)
         kind: Any = type(value)
         if isinstance(value, dict) and kind.__str__ is object.__str__:
@@ -327,14 +329,14 @@ class Template:
 
 
 class _Fields(Formatter):
-    """Looks up positions like names, so that both kinds of template fill from one mapping."""
+    """Looks up positions like names, so that one mapping fills both kinds of templates."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
 
 
 def _doubled(literal: str) -> str:
-    """As a template has a text with braces."""
+    """Returns the text as a template writes it: with each brace doubled."""
     return literal.replace("{", "{{").replace("}", "}}")
 
 
@@ -343,11 +345,11 @@ def _argument_of(field: str) -> str:
 
 
 def _lookup(field: str) -> Callable[[Mapping[str, object]], object]:
-    """The value of a field, as ``string.Formatter`` finds it, but without reading the field each time."""
+    """Returns a function that finds the value of a field like ``string.Formatter``, but parses the field only once."""
     argument = _argument_of(field)
     if argument == field:
         return itemgetter(field)
-    if "[" in field or "" in field.split("."):  # which are indices, or a mistake that it tells
+    if "[" in field or "" in field.split("."):  # an index, or a mistake, for which Formatter has the error
         return lambda arguments: _Fields().get_field(field, (), arguments)[0]
     path = attrgetter(field.removeprefix(f"{argument}."))
     return lambda arguments: path(arguments[argument])

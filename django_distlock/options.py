@@ -17,25 +17,25 @@ from .utils.events import about_event
 
 SHORTEST_TTL = 0.01
 LONGEST_TTL = 10 * 366 * 86_400.0
-NEEDLESS_TTL = 3600.0  # seconds, above which a TTL that is renewed was hardly meant, or not in seconds
+NEEDLESS_TTL = 3600.0  # seconds; a longer TTL that is renewed is probably a mistake, or not meant in seconds
 
 NEEDLESS = "A holder that is killed blocks others for its whole TTL, and renewal lets a short one last."
 
 logger = logging.getLogger("django_distlock")
 
-Check = Callable[[str, Any], Any]  # of a name and a value, which it returns; raises ValueError that says what to write
+Check = Callable[[str, Any], Any]  # gets a name and a value, and returns the value; its ValueError says what to write
 
 
 def as_seconds(length: Any) -> Any:
-    """A timedelta as a number of seconds, and anything else as it is."""
+    """Returns a timedelta as a number of seconds, and anything else unchanged."""
     return length.total_seconds() if isinstance(length, timedelta) else length
 
 
 class Seconds:
     """The check of a length of time, which is at most ten years: a number of seconds, or a timedelta.
 
-    ``meaning``: what follows on "the number of seconds". ``least``: so many or more. ``above``: more than so many.
-    ``or_none``: None is allowed, too.
+    ``meaning``: the text after "the number of seconds" in the error. ``least``: the smallest number of seconds allowed.
+    ``above``: the number must be larger than this. ``or_none``: None is allowed, too.
     """
 
     __slots__ = ("above", "least", "meaning", "or_none")
@@ -108,7 +108,7 @@ TTL = Seconds(
 
 
 def check_ttl(ttl: object) -> float:
-    """Return the TTL in seconds, or raise ValueError that says what one looks like."""
+    """Return the TTL in seconds. Raises ValueError, which says what a TTL looks like."""
     return float(TTL("ttl", ttl) or 0.0)
 
 
@@ -119,7 +119,7 @@ def _option(default: Any, check: Check, *, has_key: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The options of a lock, settled: their names, defaults and checks. ``lock()`` says what they mean."""
+    """The final options of a lock, with their names, defaults and checks. ``lock()`` explains them."""
 
     ttl: float = _option(30.0, TTL, has_key=True)
     wait: float | None = _option(
@@ -171,7 +171,7 @@ class Terms:
         return self.renew and self.ttl > NEEDLESS_TTL
 
     def elsewhere(self) -> dict[str, Any]:
-        """In another process, which does not have what is to be called here."""
+        """Returns the options for another process, which does not have the callable ``on_lost`` of this one."""
         return {**asdict(self), "on_lost": "raise" if callable(self.on_lost) else self.on_lost}
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ OPTION_KEYS = tuple(option.name.upper() for option in fields(Terms) if option.me
 class CommonOptions(TypedDict, total=False):
     """Keywords of ``lock()`` and ``@distributed_lock``, as type checkers need them: the fields of ``Terms``.
 
-    What is not given comes from the alias' settings.
+    An option that is not given comes from the settings of the alias.
     """
 
     ttl: float | timedelta
@@ -208,22 +208,22 @@ class CommonOptions(TypedDict, total=False):
 
 
 class LockOptions(CommonOptions, total=False):
-    """Those of ``lock()``. The decorator has more to choose from when the store is down."""
+    """Keywords of ``lock()``. The decorator has more values for ``on_unavailable``."""
 
     slots: int
     on_unavailable: Literal["raise", "run"]
 
 
 class CallOptions(CommonOptions, total=False):
-    """Those of ``@distributed_lock``, but for its own."""
+    """Keywords of ``@distributed_lock``, except those that only the decorator has."""
 
     slots: int | Callable[..., int]
 
 
 class Options:
-    """Options as given, and the terms that follow from them with the defaults of an alias.
+    """Options as given, and the terms that they make with the defaults of an alias.
 
-    ``own``: with the defaults of the package; for options that an alias has no key for.
+    ``own``: the terms with the defaults of the package; for options for which an alias has no key.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ class Options:
             if option not in _KNOWN:
                 hint = other_words.OPTIONS.get(option) or f"The options are {', '.join(_KNOWN)}, using."
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
-        self.own = Terms(**given)  # also tells bad values where they are written, not where they are first used
+        self.own = Terms(**given)  # also raises for a bad value where it is written, not where it is first used
         if self.own.has_needless_ttl:
             logger.warning(
                 "%s Is ttl=%g meant to be seconds?", NEEDLESS, self.own.ttl, extra=about_event("ttl-needless")
@@ -240,7 +240,7 @@ class Options:
         self._last: tuple[Terms, Terms] | None = None
 
     def terms(self, defaults: Terms) -> Terms:
-        last = self._last  # another thread may set one meanwhile
+        last = self._last  # read once: another thread may set it meanwhile
         if last is None or last[0] is not defaults:
             self._last = last = defaults, replace(defaults, **self.given)
         return last[1]
@@ -248,21 +248,24 @@ class Options:
 
 DEFAULTS = Options({})
 
-# A program has few different sets of options and asks for locks often. Typed, because 1 == True.
+# Cached, because a program has few different sets of options and asks for locks often. Typed, because 1 == True.
 _settled = lru_cache(maxsize=256, typed=True)(lambda **given: Options(given))
 
 
 def settled(**given: Any) -> Options:
-    """Raises TypeError for an unknown option, ValueError for a value out of range."""
+    """Returns the ``Options``. Raises TypeError for an unknown option, ValueError for a value out of range."""
     try:
         return _settled(**given)
-    except TypeError:  # also for a value that cannot be hashed, of which the option itself says more
+    except TypeError:  # also for a value that cannot be hashed; the error of its option says more
         pass
-    return Options(given)  # not in the handler, where its error would be shown as the second of two
+    return Options(given)  # outside the handler, because there Python would show two errors, one during the other
 
 
 def seconds_to_wait(blocking: bool, timeout: float | timedelta) -> float:
-    """threading.Lock's rules for the arguments of acquire(), where they are given. ``timeout``: a timedelta, too."""
+    """Returns the seconds to wait. The arguments of ``acquire()`` follow the rules of ``threading.Lock``.
+
+    ``timeout``: seconds, or a timedelta.
+    """
     seconds: float = as_seconds(timeout)
     if not blocking:
         if seconds != -1:

@@ -1,4 +1,4 @@
-"""The runs of beat, as stores keep them and beats tell them."""
+"""The runs of beat, as stores keep them and beats exchange them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .utils.clock import wall_clock
 from .utils.text import printable
 
 DAY = 86_400.0
-YEAR_9999 = 253_370_764_800.0  # as below
+YEAR_9999 = 253_370_764_800.0  # seconds of Unix time: the beginning of the last year that datetime has
 MICROSECOND = 1e-6
 LARGEST_CHANGE = 2**31
 
@@ -19,7 +19,8 @@ LARGEST_CHANGE = 2**31
 class UnsentRun(NamedTuple):
     """A run that a beat has claimed, until its message is known to be sent.
 
-    ``scheduled_at``: when it was due, in seconds of Unix time. ``token``: of the claim, or of who took it over.
+    ``scheduled_at``: when it was due, in seconds of Unix time. ``token``: the token of the claim, or of the beat that
+    took the run over.
     """
 
     scheduled_at: float
@@ -27,13 +28,13 @@ class UnsentRun(NamedTuple):
 
 
 class LastRun(NamedTuple):
-    """Times are seconds of Unix time, exact to the microsecond.
+    """The stamp of the last run of an entry. Times are seconds of Unix time, exact to the microsecond.
 
-    ``at``: the moment by which stores compare stamps: when the entry last ran, and a microsecond for each change since.
-    ``host``: where the beat was that claimed this run; "" where the entry did not run yet, and ``at`` is the time from
-    which its schedule counts. ``next_at``: when it is due again, as that beat expected, or None. ``token``: of whoever
-    made this stamp. ``changes``: how often the stamp was changed since the run. ``unsent``: of entries whose runs are
-    sent at least once, those whose messages may not be sent.
+    ``at``: the moment by which stores compare stamps: when the entry last ran, plus a microsecond for each change
+    since. ``host``: the host of the beat that claimed this run; "" if the entry did not run yet, and then ``at`` is the
+    time from which its schedule counts. ``next_at``: when it is due again, as that beat expected, or None. ``token``:
+    the token of the beat that made this stamp. ``changes``: how often the stamp was changed since the run. ``unsent``:
+    for an entry whose runs are sent at least once, the runs whose messages may not have been sent.
     """
 
     at: float
@@ -49,7 +50,7 @@ class LastRun(NamedTuple):
         return round(self.at - self.changes * MICROSECOND, 6) if self.changes else self.at
 
     def changed(self, unsent: tuple[UnsentRun, ...]) -> Self:
-        """The stamp of the same run with other unsent runs, which moves this one as a run would."""
+        """Returns the stamp of the same run with other unsent runs. Like a new run, it is later than this stamp."""
         at = round(self.at + MICROSECOND, 6)
         return self._replace(at=at, token=new_token(), changes=self.changes + 1, unsent=unsent)
 
@@ -59,7 +60,7 @@ class LastRun(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str | bytes) -> Self:
-        """Raises ValueError for a text that ``to_text`` did not write, and for a run more than a day from now."""
+        """Raises ValueError for a text that ``to_text`` did not write, and for a run more than a day after now."""
         text = text if isinstance(text, str) else text.decode()
         try:
             found = json.loads(text.removeprefix(FORMAT)) if text.startswith(FORMAT) else None
@@ -75,7 +76,7 @@ class LastRun(NamedTuple):
 
 
 def _changes_of(found: list[Any]) -> tuple[int, tuple[UnsentRun, ...]] | None:
-    """``changes`` and ``unsent`` of a stamp, of what follows in its text; None: they cannot follow there."""
+    """Returns ``changes`` and ``unsent`` of a stamp from the rest of its text; None if that text cannot be a stamp."""
     match found:
         case []:
             return 0, ()

@@ -1,21 +1,21 @@
-"""What happens to locks in this process. Sent with ``send_robust`` and never while a store is being asked.
+"""Signals of what happens to locks in this process. Sent with ``send_robust``, never during a call of the store.
 
-Every signal's ``sender`` is the class of the backend; ``name``, ``template`` and ``using`` say which lock.
+The ``sender`` of every signal is the class of the backend; ``name``, ``template`` and ``using`` say which lock.
 ``waited``: seconds since the lock was asked for. ``held``: seconds since it was granted.
 
 ``lock_acquired`` carries ``lease`` and ``waited``.
-``lock_busy`` carries ``holder`` (a Holder or None), ``waited`` and ``reason``: that of LockNotAcquired, or "duplicate"
-where a unique task of Celery is not queued again.
-``lock_unavailable`` carries ``error`` (a LockBackendError), ``lease`` (with which the caller goes on, or None) and
+``lock_busy`` carries ``holder`` (a Holder or None), ``waited`` and ``reason``: the reason of LockNotAcquired, or
+"duplicate" if a unique task of Celery is not queued again.
+``lock_unavailable`` carries ``error`` (a LockBackendError), ``lease`` (with which the caller continues, or None) and
 ``waited``.
 ``lock_renewed`` carries ``lease``.
 ``lock_released`` carries ``lease`` and ``held``.
 ``lock_lost`` carries ``lease``, ``reason`` (text) and ``held``.
 ``lock_held_long`` carries ``lease`` and ``held``.
 ``lock_forced`` carries ``info`` (a LockInfo: the lease that an operator ended) and ``by`` (text: who did it). Its
-``template`` is the name where another process held the lock: that process alone knows which values filled it.
+``template`` is the whole name if another process held the lock, because only that process knows the template.
 
-``beat_run_sent`` is of a run of beat, in the process of the beat that sent it. It carries ``using``, ``entry``,
+``beat_run_sent`` reports a run of beat, in the process of the beat that sent it. It carries ``using``, ``entry``,
 ``scheduled_at`` (a datetime: when the run was due) and ``lateness`` (seconds from then until it was sent).
 """
 
@@ -42,7 +42,7 @@ beat_run_sent = Signal()
 
 
 def send_signal(signal: Signal, sender: type, **about: object) -> None:
-    """Send it if it has receivers for that sender; their errors are logged."""
+    """Send the signal if it has receivers for that sender. Their errors are logged."""
     if _has_receivers(signal, sender):
         signal.send_robust(sender, **about)
 
@@ -58,9 +58,9 @@ async def asend_signal(signal: Signal, sender: type, **about: object) -> None:
 
 
 def connect_prompt(signal: Signal, receiver: Callable[..., None]) -> None:
-    """Connect a receiver that never waits, so that it needs no thread of its own beside an event loop.
+    """Connect a receiver that never waits, so that an event loop can call it directly, without a thread.
 
-    Django would let it wait for that thread, and so the task that has the lock.
+    Django would call it in a thread, and the task that has the lock would wait for that.
     """
     signal.connect(receiver, weak=False, dispatch_uid=receiver)
     _prompt[signal].add(receiver)
@@ -72,7 +72,7 @@ def disconnect_prompt(signal: Signal, receiver: Callable[..., None]) -> None:
 
 
 def send_signal_in_background(signal: Signal, sender: type, **about: object) -> None:
-    """Send it from a thread of its own: a slow receiver must not delay the caller."""
+    """Send the signal from another thread, so that a slow receiver does not delay the caller."""
     if _has_receivers(signal, sender):
         _unsent.append(partial(send_signal, signal, sender, **about))
         _worker.nudge()
@@ -90,4 +90,4 @@ def _send_all() -> None:
 _prompt: defaultdict[Signal, set[Callable[..., None]]] = defaultdict(set)  # receivers that never wait
 _unsent: deque[Callable[[], None]] = deque()
 _worker = Worker("distlock-signals", _send_all)
-fork.in_child(_unsent.clear)  # what its parent has to send, the parent sends
+fork.in_child(_unsent.clear)  # the parent sends its own signals

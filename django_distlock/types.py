@@ -1,4 +1,4 @@
-"""What locks and stores tell each other: requests, grants, holders, results of checks."""
+"""The values that locks and stores exchange: requests, grants, holders, results of checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import threading
-from asyncio import _get_running_loop  # documented, and for loops; get_running_loop() raises where none runs
+from asyncio import _get_running_loop  # documented, for loops; get_running_loop() raises if none runs
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -29,18 +29,18 @@ NOT_WAITING = 0.0  # the deadline of a caller that does not wait for a lock: it 
 
 
 def new_token() -> str:
-    """104 random bits from the system, so that tokens never repeat, across fork neither."""
+    """Returns 104 random bits from the system as hexadecimal digits. So tokens never repeat, not even after a fork."""
     return os.urandom(TOKEN_LENGTH // 2).hex()
 
 
 def digest(token: str) -> str:
-    """Names a lease where the token itself must stay secret: pages, logs, URLs."""
+    """Returns an id of the lease for places where the token itself must stay secret: pages, logs, URLs."""
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 def current_execution() -> object:
-    """The task that runs, else the thread: the owner of what it acquires."""
-    # Where no loop runs, current_task() raises, which takes ten times as long.
+    """Returns the running task, or else the thread: the owner of the locks that it acquires."""
+    # Without a running loop, current_task() raises, which takes ten times as long.
     loop = _get_running_loop()
     return (asyncio.current_task(loop) if loop else None) or threading.current_thread()
 
@@ -51,7 +51,7 @@ def execution_kind() -> str:
 
 @lru_cache(maxsize=1)
 def program() -> str:
-    """What this process was started as, without arguments that may be secret: "manage.py migrate"."""
+    """Returns how this process was started, without arguments that may be secret: "manage.py migrate"."""
     name = PurePath(sys.argv[0]).name if sys.argv else ""
     if name == "__main__.py":
         name = PurePath(sys.argv[0]).parent.name
@@ -59,18 +59,18 @@ def program() -> str:
 
 
 _hostname = socket.gethostname()
-# What json.loads() and json.dumps() come to: searches read very many holders, and each task writes one of its own.
+# json.loads() and json.dumps() call these; direct calls are faster, for lists of very many holders and for each task.
 _decode, _encode = json.JSONDecoder().decode, json.JSONEncoder().encode
-new_tuple = tuple.__new__  # which makes a named one in a third of the time
+new_tuple = tuple.__new__  # it makes a named tuple in a third of the time
 
 
 LONGEST_LABEL = 200  # characters
 LARGEST_PID = 2**32
-LATEST = 32_503_680_000.0  # seconds of Unix time: the year 3000, which every calendar can tell in every time zone
+LATEST = 32_503_680_000.0  # seconds of Unix time: the year 3000, which every calendar can show in every time zone
 
 
 def shown(text: str) -> str:
-    """As a label is shown: printable, and of at most 200 characters."""
+    """Returns the text as labels show it: printable, with at most 200 characters."""
     return bounded(printable(text), LONGEST_LABEL)
 
 
@@ -89,11 +89,11 @@ def _behind_time(message: str, slots: int) -> str:
     return f",{_encode(message)},{slots}]" if slots > 1 else f",{_encode(message)}]" if message else "]"
 
 
-MOST_SLOTS = 1000  # of one lock
+MOST_SLOTS = 1000  # the largest number of slots of one lock
 
 
 def _are_more(message: object, slots: object = 1, *others: object) -> bool:
-    """Whether these may follow in the text of a holder."""
+    """Returns whether these values may follow the first five in the text of a holder."""
     are_slots = isinstance(slots, int) and 1 <= slots <= MOST_SLOTS
     return isinstance(message, str) and are_slots and not others
 
@@ -114,8 +114,8 @@ class Holder(_HolderFields):
     Its texts are printable and have at most 200 characters each, because clients, and others who write to the store,
     may have chosen them.
 
-    ``message``: which message of Celery the task runs for, by which it knows its copies; never
-    shown. Else "". ``slots``: how many it lets hold the lock at once.
+    ``message``: the id of the Celery message for which the task runs, which copies of the message share; never shown;
+    "" without one. ``slots``: how many holders the lock may have at once, as this one asked for it.
     """
 
     __slots__ = ()
@@ -124,7 +124,7 @@ class Holder(_HolderFields):
         cls, host: str, pid: int, thread: str, label: str, since: float, message: str = "", slots: int = 1
     ) -> Self:
         texts = f"{host}{thread}{label}"
-        if len(texts) > LONGEST_LABEL or not texts.isprintable():  # rarely, and searches read very many
+        if len(texts) > LONGEST_LABEL or not texts.isprintable():  # rare; this test is fast, as lists read very many
             host, thread, label = shown(host), shown(thread), shown(label)
         return super().__new__(cls, host, pid, thread, label, since, message, slots)
 
@@ -140,7 +140,7 @@ class Holder(_HolderFields):
         return new_tuple(type(self), (host, pid, thread, label, int(wall_clock() * 1000) / 1000, *more))
 
     def to_text(self) -> str:
-        """As stores keep it."""
+        """Returns the text that stores keep."""
         host, pid, thread, label, since, message, slots = self
         return f"{_before_time(host, pid, thread, label)},{since:.3f}{_behind_time(message, slots)}"
 
@@ -154,7 +154,7 @@ class Holder(_HolderFields):
         match found:
             case [str() as host, int() as pid, str() as thread, str() as label, int() | float() as since, *more] if (
                 0 <= pid <= LARGEST_PID
-                and 0 <= since < LATEST  # which NaN is not
+                and 0 <= since < LATEST  # not true of NaN
                 and (not more or _are_more(*more))
             ):
                 return cls(host, int(pid), thread, label, round(float(since), 3), *more)
@@ -169,12 +169,12 @@ class Holder(_HolderFields):
 
 
 def lock_key(prefix: str, name: str) -> str:
-    """By which a backend and its process know a lock. ``prefix``: what a callable KEY_PREFIX answered, or ""."""
+    """Returns the key by which a backend knows a lock. ``prefix``: the result of a callable KEY_PREFIX, or ""."""
     return f"{prefix}:{name}" if prefix else name
 
 
 def place_of(using: str, prefix: str) -> str:
-    """Where the locks are that have this alias and that prefix, for people."""
+    """Returns, for people, where the locks with this alias and prefix are."""
     return f"{using}, {prefix}" if prefix else using
 
 
@@ -301,10 +301,10 @@ class Grant(NamedTuple):
 
 
 class StoreSession:
-    """What a store with sessions keeps the leases of a process for: they end with it, whatever their TTL.
+    """The session of a process in a store with sessions. All leases of the process end with it, whatever their TTL.
 
-    ``until``: to which moment on ``clock()`` it lasts for certain. ``is_suspended``: the store is not reached, so that
-    it cannot be confirmed. Both change while leases hang on it.
+    ``until``: the moment on ``clock()`` until which it certainly lasts. ``is_suspended``: the store cannot be reached,
+    so the session cannot be confirmed. Both change while leases depend on it.
     """
 
     until: float = inf
@@ -312,7 +312,7 @@ class StoreSession:
 
 
 class SessionGrant(Grant):
-    """The yes of a store with sessions. ``ttl``: seconds it keeps the lease, which may be less than was asked for."""
+    """The grant of a store with sessions. ``ttl``: seconds that it keeps the lease, perhaps fewer than requested."""
 
     ttl: float
     session: StoreSession
@@ -324,17 +324,17 @@ class SessionGrant(Grant):
 
 
 class State(enum.StrEnum):
-    """What the holder may believe of its lease."""
+    """What the holder knows about its lease."""
 
     HELD = "held"
-    UNKNOWN = "unknown"  # the store does not answer; the lease stands until its deadline
+    UNKNOWN = "unknown"  # the store does not answer; the lease is valid until its deadline
     LOST = "lost"
     RELEASED = "released"
-    UNAVAILABLE = "unavailable"  # the store could not be asked, and ``on_unavailable="run"`` goes on without the lock
+    UNAVAILABLE = "unavailable"  # the store could not be asked; the code runs without the lock, by on_unavailable="run"
 
 
 class Slot(NamedTuple):
-    """One of the leases that a lock may have at once: the name of the lock, and a number from 1 on."""
+    """One of the leases that a lock may have at once: the name of the lock, and a number that starts at 1."""
 
     name: str
     number: int = 1
@@ -343,7 +343,7 @@ class Slot(NamedTuple):
 class LockInfo(NamedTuple):
     """A lease of a lock as the store shows it now.
 
-    ``remaining``: seconds the lease has left. ``resting``: released already, kept for its ``min_hold``.
+    ``remaining``: seconds that the lease has left. ``resting``: already released, but kept for its ``min_hold``.
     ``nodes``: on how many nodes of a quorum it is; None if the store is no quorum. ``failed_nodes``: how many of
     the other nodes failed. ``prefix``: what a callable ``KEY_PREFIX`` returned for this look; "" if the setting is a
     text. ``slot``: the number of its slot. ``template``: the template of its name if this process holds it, else
@@ -373,12 +373,12 @@ class LockInfo(NamedTuple):
 
     @property
     def slots(self) -> int | None:
-        """How many may hold the lock at once, as its holder says; None: nobody has taken it yet."""
+        """How many holders the lock may have at once, as its holder says; None: nobody has taken it yet."""
         return self.holder.slots if self.holder else None
 
     @property
     def slot_text(self) -> str:
-        """For people, to be put after the name of a lock with several slots: ", slot 2 of 3"."""
+        """The text after the name of a lock with several slots, for people: ", slot 2 of 3"."""
         if self.slots is None:
             return f", slot {self.slot}" if self.slot > 1 else ""
         return f", slot {self.slot} of {self.slots}" if self.slots > 1 else ""
@@ -389,10 +389,8 @@ class LockInfo(NamedTuple):
 
 
 class Crowded(LockInfo):
-    """The lease in the way of a request that has no place: as many wait already as its ``max_waiters`` allows.
-
-    With no token and no holder where they wait in this very process, and the store was not asked.
-    """
+    """The lease that a request found when it could not queue: as many wait already as its ``max_waiters`` allows.
+    It has no token and no holder if they wait in this very process, because then the store was not asked."""
 
     __slots__ = ()
 
@@ -405,9 +403,9 @@ class Level(enum.StrEnum):
 
 
 class Outage(NamedTuple):
-    """A server that answers nobody in this process, so that callers do not ask it any more.
+    """A server that answers nobody in this process, so callers no longer ask it.
 
-    ``since``: seconds since the epoch. ``reason``: what the last attempt failed with.
+    ``since``: seconds of Unix time. ``reason``: the error of the last attempt.
     """
 
     server: str
@@ -416,9 +414,9 @@ class Outage(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """``about``: a word or two, the same for every backend that looks at this. ``hint``: what to do.
+    """The result of one check. ``about``: a word or two, the same in every backend that checks this.
 
-    ``data``: the same for programs, where the message is not enough.
+    ``hint``: what to do. ``data``: the same for programs, if they need more than the message.
     """
 
     level: Level
@@ -433,14 +431,14 @@ class CheckResult(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What of a lock is used now. ``slots``: how many may hold it at once. ``leases``: those that do, slot by slot."""
+    """The use of a lock now. ``slots``: how many holders it may have at once. ``leases``: the leases, slot by slot."""
 
     slots: int
     leases: tuple[LockInfo, ...]
 
     @property
     def held(self) -> int:
-        """How many do. More than ``slots`` where others give a larger number."""
+        """How many hold it. More than ``slots`` if other callers allow a larger number."""
         return len(self.leases)
 
     @property

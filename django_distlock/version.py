@@ -1,3 +1,3 @@
-"""The version of the package, where each of its modules may ask for it."""
+"""The version of the package, in a module that every other module may import."""
 
 VERSION = "0.1.0"
