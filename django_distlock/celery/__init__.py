@@ -1,4 +1,4 @@
-"""What needs Celery. Its names are loaded when they are first asked for."""
+"""The parts that need Celery. They are imported when they are first used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers of beat that may run on every host: one of them sends each run that is due."""
+"""Schedulers of beat that may run on every host. One of them sends each run that is due."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if celery.VERSION[:2] < (5, 7):
         ' at an entry that another beat has sent. pip install "django-distlock[beat]"'
     )
 
-RETRY = 1.0  # seconds before a store is asked again that failed, or that waits for what other beats know
+RETRY = 1.0  # seconds until a store is asked again that failed, or that waits for what other beats know
 LONG_TICK = 1.0  # seconds after which the waits that a tick has computed are out of date
 EARLY = 0.01  # seconds by which Celery wakes before an entry is due
-LOOKS = 3  # for runs that were not sent, in RESEND_AFTER seconds
+LOOKS = 3  # how often in RESEND_AFTER seconds a beat looks for runs that were not sent
 RETIREMENT = 10.0  # seconds for the beat that sent a one-off to disable it, before another one does
 CLOCK_TOLERANCE = 5.0  # seconds that a run may be ahead of this host's clock without a warning
 
@@ -48,23 +48,23 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
     Mix in before any ``celery.beat.Scheduler``: ``class MyScheduler(SharedRuns, TheirScheduler)``.
 
     All beats tick. Each entry has one ``last_run_at``, in the store. A run that is due belongs to the beat that
-    moves it, by compare-and-set; the others take over the newer time. There is no leader and nothing to renew, so
-    a beat that dies costs no time. While the store does not answer nothing is sent: runs are late, never twice.
-    A beat that the broker does not answer claims nothing.
+    changes it, by compare-and-set. The other beats take over the newer time. There is no leader and nothing to renew,
+    so a beat that dies costs no time. While the store does not answer, nothing is sent: runs are late, but never sent
+    twice. A beat that gets no answer from the broker claims nothing.
 
-    Runs of the entries in ``AT_LEAST_ONCE`` are marked in the store when they are sent. One that is not marked for
-    ``RESEND_AFTER`` seconds is taken over by another beat, again by compare-and-set, and sent.
+    Runs of the entries in ``AT_LEAST_ONCE`` are marked in the store when they are sent. If a run is not marked for
+    ``RESEND_AFTER`` seconds, another beat takes it over, again by compare-and-set, and sends it.
 
     ``verify_interval``: seconds after which a beat verifies again that the store has its data.
     """
 
     verify_interval = 1.0
 
-    _heap: Any  # of Scheduler
+    _heap: Any  # an attribute of Scheduler
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
         self._schedule_store = ScheduleStore(app.main or "")
-        self._has_synced = False  # the other beats, by way of the store
+        self._has_synced = False  # with the other beats, through the store
         self._is_store_down = False
         self._clocks_reported: set[str] = set()
         self._signals = DeferredSignals()
@@ -83,7 +83,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         super().setup_schedule()
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """The scheduler's own tick, when it is due; a verification that the store has its data; what was not sent."""
+        """Do what is due: the scheduler's own tick, the check that the store has its data, and runs not sent yet."""
         if clock() >= self._tick_at:
             wait = self._tick(*args, **kwargs)
             self._tick_at = clock() + (wait or 0.0)
@@ -106,7 +106,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         finally:
             self._signals.deliver()
         if clock() - max(began, self._filled_at) > LONG_TICK:
-            # This beat was stopped, or the broker took long: it would wait too long for what is due meanwhile.
+            # This beat was stopped, or the broker was slow. It would wait too long for runs that became due meanwhile.
             self._heap = None
             return 0.0
         return wait
@@ -125,7 +125,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 self._check_clock(newest)
 
     def _resend(self) -> None:
-        """Send the runs that were claimed and not marked as sent, also if all beats have died meanwhile."""
+        """Send runs that were claimed and not marked as sent, also if all beats of that time have died."""
         try:
             for name, run in self._schedule_store.find_overdue(clock()):
                 self._send_again(self.schedule.get(name), run)
@@ -141,7 +141,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 self._take_over(entry, run)
 
     def _take_over(self, entry: ScheduleEntry, run: UnsentRun) -> None:
-        """And send it, unless another beat does."""
+        """Take the run over and send it, unless another beat does."""
         if self._schedule_store.take_over(entry.name, run) and not self._drop_if_late(entry):
             logger.warning(
                 "The run of %r that was due at %s was claimed, and not marked as sent for %g s. It is sent now, perhaps"
@@ -152,11 +152,11 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             self.apply_entry(entry, producer=self.producer)
 
     def names_of_entries(self) -> Iterable[str]:
-        """Of all that the schedule has, also those that are not read yet because they are due much later."""
+        """Returns the names of all entries of the schedule, also of entries not read yet, which are due much later."""
         return map(str, self.schedule)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """At the start, and whenever entries came, went or changed: read first when they ran."""
+        """Read when the entries last ran, before the heap is filled: at the start, and whenever entries change."""
         if not self._has_synced:
             self._check_names()
         entries: list[ScheduleEntry] = list(self.schedule.values())
@@ -171,11 +171,11 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if (name := event.entry.name) not in runs:
                 now = _seconds(event.entry.default_now())
                 with suppress(RunRefused):
-                    # When an entry that is overdue was due is not known here.
+                    # For an overdue entry, it is unknown here when it was due.
                     due = next_time(now, event.time - now + EARLY) if event.time > now else None
                     self._schedule_store.publish(name, LastRun(_seconds(event.entry.last_run_at), next_at=due))
         self._has_synced = True
-        self._filled_at = clock()  # which takes long where there are many
+        self._filled_at = clock()  # filling takes long if there are many entries
 
     def _check_names(self) -> None:
         for key, named in self._schedule_store.named.items():
@@ -187,38 +187,38 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 )  # fmt: skip
 
     def _join_fleet(self, entry: ScheduleEntry, run: LastRun, is_new: bool) -> bool:
-        """Go on from the last run of the fleet, and not from the start of this beat; False if the store lost it."""
+        """Continue from the last run of the fleet, not from this beat's start. Returns False if the store lost it."""
         own = _seconds(entry.last_run_at)
         if self._schedule_store.is_in_doubt(entry.name, run):
             return True
         if run.ran_at > own:
             self._adopt(entry, run)
         elif is_new and (self._has_synced or (entry.total_run_count and not self._is_saved_anew(entry))):
-            # It was enabled again, or a file or a row has a run that the store lost.
+            # The entry was enabled again, or a file or a row has a run that the store lost.
             return run.ran_at == own
         elif not entry.total_run_count or _counts_from_change(entry):
             _set_last_run(entry, run.ran_at, entry.total_run_count)
         return True
 
     def _read_row(self, entry: ScheduleEntry) -> None:
-        """Take over what the row has: the entry was made when the row was read, and does not follow it.
+        """Take over the times of the row: the entry was made when the row was read, and does not follow its changes.
 
-        Rows and files may have been written where the clock was ahead.
+        A host whose clock was ahead may have written rows and files.
         """
-        if (row := getattr(entry, "model", None)) is not None and row.last_run_at:  # else it was disabled just now
+        if (row := getattr(entry, "model", None)) is not None and row.last_run_at:  # None: it was disabled just now
             entry.last_run_at, entry.total_run_count = row.last_run_at, row.total_run_count
         now = _seconds(entry.default_now())
         if _seconds(entry.last_run_at) > now + CLOCK_TOLERANCE:
             _set_last_run(entry, now, entry.total_run_count)
 
     def _is_saved_anew(self, entry: ScheduleEntry) -> bool:
-        """Whether the start of a beat has saved its row, as it does with the entries of the settings."""
+        """Returns whether the start of a beat has saved the row, as it does for the entries of the settings."""
         return _counts_from_change(entry) and entry.name in (*self.app.conf.beat_schedule, "celery.backend_cleanup")
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
-        """Claim the run, if the entry is due; a run that another beat has claimed is not due in this one.
+        """Claim the run if the entry is due. A run that another beat has claimed is not due in this one.
 
-        Celery sends a run right after it has asked here: there is no other moment for the claim.
+        Celery sends a run directly after it has called this method, so there is no other moment for the claim.
         """
         while True:
             due, wait = state = super().is_due(entry)
@@ -241,7 +241,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             if current is None and self._drop_if_late(entry):
                 run = self._schedule_store.known[entry.name]
                 _set_last_run(entry, run.ran_at, entry.total_run_count + _is_one_off(entry))
-                # A one-off that has run disables itself when it is asked again.
+                # A one-off that has run disables itself when it is asked again whether it is due.
                 return super().is_due(entry) if _is_one_off(entry) else schedstate(False, wait)  # type: ignore[no-any-return]
             if current is None:
                 # A one-off is asked again at once, and disables itself then.
@@ -254,7 +254,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
                 return schedstate(False, RETIREMENT)  # type: ignore[no-any-return]
 
     def _drop_if_late(self, entry: ScheduleEntry) -> bool:
-        """Whether the run that this beat has claimed is too late to be sent; then nobody sends it."""
+        """Returns whether the run that this beat has claimed is too late to be sent. If so, no beat sends it."""
         run = self._schedule_store.claimed[entry.name]
         lateness = _seconds(entry.default_now()) - run.scheduled_at
         if not self._schedule_store.is_too_late(entry.name, lateness):
@@ -268,22 +268,22 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
         return True
 
     def _scheduled_at(self, entry: ScheduleEntry, seen: float, now: float) -> float:
-        """When the run that is due now was due: as its schedule says, or the beat that claimed the run before.
+        """Returns when the run that is due now became due: from its schedule, or from the beat of the run before it.
 
-        The one does not know when a row begins, the other one not that the schedule was changed since.
+        The schedule does not know when a row begins. That beat does not know whether the schedule was changed since.
         """
         known = self._schedule_store.known.get(entry.name)
         expected = [known.next_at] if known and known.next_at is not None else []
         if entry.schedule is not None:
-            with suppress(NotImplementedError):  # schedules need not tell
+            with suppress(NotImplementedError):  # a schedule need not have this method
                 left = entry.schedule.remaining_estimate(datetime.fromtimestamp(seen, self.app.timezone))
                 expected.append(_seconds(entry.default_now()) + left.total_seconds())
         return round(max((at for at in expected if at <= now), default=now), 6)
 
     def apply_async(self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        """Send the run that was claimed, and mark it as sent: also if its message cannot be made.
+        """Send the claimed run and mark it as sent, also if its message cannot be made.
 
-        If the broker was not reached it is not marked, so that another beat sends it.
+        If the broker cannot be reached, the run is not marked, so that another beat sends it.
         """
         run = self._schedule_store.claimed.pop(entry.name, None)
         if run is None:
@@ -318,7 +318,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
             self._store_failed(error)
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
-        """The last run is the claim, also if this beat was stopped since: all beats have one ``last_run_at``."""
+        """The last run is the time of the claim, even if this beat was stopped since: all beats share that time."""
         reserved = super().reserve(entry)
         if claimed := self._schedule_store.known.get(entry.name):
             _set_last_run(reserved, claimed.ran_at, reserved.total_run_count)
@@ -355,7 +355,7 @@ class SharedRuns(Scheduler):  # type: ignore[misc]
 
     @property
     def info(self) -> str:
-        """For beat's banner."""
+        """Returns the text for beat's banner."""
         shared = f"    . runs -> shared in lock backend {self._schedule_store.using!r} ({self._schedule_store.prefix}*)"
         return "\n".join(filter(None, (super().info, shared)))
 
@@ -365,11 +365,11 @@ class DistlockScheduler(SharedRuns, PersistentScheduler):  # type: ignore[misc]
 
 
 class MemoryScheduler(SharedRuns):
-    """``celery beat -S distlock_memory``: without a file; the store knows when entries ran."""
+    """``celery beat -S distlock_memory``: a scheduler without a file; the store knows when entries ran."""
 
 
 def _seconds(when: datetime) -> float:
-    """Naive times are in UTC, as they are for Celery."""
+    """Returns seconds of Unix time. Naive times are in UTC, as for Celery."""
     return float(maybe_make_aware(when).timestamp())
 
 
@@ -378,7 +378,8 @@ def _utc(seconds: float) -> datetime:
 
 
 def _set_last_run(entry: ScheduleEntry, at: float, count: int) -> None:
-    """Of the entry and its row, in the time zone that they use, so that schedules compute the same times."""
+    """Set the last run of the entry and its row, in the time zone that they use, so that schedules compute the same
+    times."""
     when = datetime.fromtimestamp(at, entry.last_run_at.tzinfo or UTC)
     if entry.last_run_at.tzinfo is None:
         when = when.replace(tzinfo=None)
@@ -387,11 +388,11 @@ def _set_last_run(entry: ScheduleEntry, at: float, count: int) -> None:
 
 
 def _counts_from_change(entry: ScheduleEntry) -> bool:
-    """Whether its row has no run: it never ran, or it was disabled since."""
+    """Returns whether the row of the entry has no run: it never ran, or it was disabled since."""
     row = getattr(entry, "model", None)
     return row is not None and row.last_run_at == row.date_changed
 
 
 def _is_one_off(entry: ScheduleEntry) -> bool:
-    """A row of django-celery-beat that runs once."""
+    """Returns whether the entry is a row of django-celery-beat that runs once."""
     return bool(getattr(getattr(entry, "model", None), "one_off", False))

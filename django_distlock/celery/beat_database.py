@@ -1,4 +1,4 @@
-"""The scheduler for schedules in the database, as django-celery-beat keeps them."""
+"""The scheduler for schedules that django-celery-beat keeps in the database."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ except ImportError as error:
 
 
 class DistlockDatabaseScheduler(SharedRuns, DatabaseScheduler):  # type: ignore[misc]
-    """``celery beat -S distlock_database``: the schedule is edited in the admin, its runs are shared."""
+    """``celery beat -S distlock_database``: people edit the schedule in the admin, and beats share its runs."""
 
     def names_of_entries(self) -> Iterable[str]:
-        """Also of rows that are disabled."""
+        """Includes rows that are disabled."""
         return list(self.Model.objects.values_list("name", flat=True))
 
     def enabled_models(self) -> list[Any]:
-        """Also rows that it does not read until they are due soon: an earlier run may not be sent yet."""
+        """Adds rows that django-celery-beat reads only when they are due soon: an earlier run may still be unsent."""
         rows = super().enabled_models()
         read = {row.name for row in rows}
         kept = self.Model.objects.enabled().filter(name__in=self._schedule_store.at_least_once - read)

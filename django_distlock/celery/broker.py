@@ -1,4 +1,4 @@
-"""Whether a beat can publish: while it cannot, it leaves the runs to others."""
+"""Checks whether a beat can publish. While it cannot, it leaves the runs to other beats."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kombu.exceptions import OperationalError
 from ..utils.clock import clock
 from ..utils.events import about_event
 
-RETRY = 1.0  # seconds after which a broker is asked again that did not answer
-LONGEST = 5.0  # seconds for an answer, where the options of the transport name no other time
+RETRY = 1.0  # seconds after which a broker that did not answer is asked again
+LONGEST = 5.0  # seconds for an answer, unless the options of the transport have another time
 
 logger = logging.getLogger("django_distlock")
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("django_distlock")
 class Broker:
     """The broker as one beat knows it. It is asked before the first run is claimed, and after a message failed.
 
-    ``connection``: gives the one that publishes.
+    ``connection``: returns the connection that publishes.
     """
 
     def __init__(self, connection: Callable[[], Any]) -> None:
@@ -31,7 +31,8 @@ class Broker:
         self._ask_at = 0.0  # on clock()
 
     def answers(self) -> bool:
-        """Whether runs may be claimed; asks a broker that is not known to answer, each ``RETRY`` seconds at most."""
+        """Returns whether runs may be claimed. Unless the broker is known to answer, asks it, at most once in ``RETRY``
+        seconds."""
         if self._is_known_to_answer or clock() < self._ask_at:
             return self._is_known_to_answer
         try:
@@ -52,7 +53,7 @@ class Broker:
         return True
 
     def failed(self, error: Exception) -> bool:
-        """A message could not be sent. Whether that is due to the broker; else it is due to the message itself."""
+        """Note that a message could not be sent. Returns whether the broker is the cause, and not the message."""
         cause = error.__context__ if isinstance(error, SchedulingError) else error
         is_due_to_broker = isinstance(cause, self._errors())
         if is_due_to_broker:
@@ -60,9 +61,9 @@ class Broker:
         return is_due_to_broker
 
     def _connect(self) -> None:
-        """By a new connection, which shows what the broker does now; then by the one that is to publish.
+        """Open a new connection, which shows what the broker does now, and then the connection that publishes.
 
-        AMQP has a limit of its own for the first one. On Redis a server that hangs would never answer.
+        For the new one, AMQP has its own time limit. On Redis, without a limit, a server that hangs would block us.
         """
         once = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
         publishing = self._connection()

@@ -1,4 +1,4 @@
-"""The settings of the part for Celery; imports no Celery."""
+"""The settings of the part for Celery. This module does not import Celery."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..runs import DAY
 from ..utils.text import quoted
 
 BEAT_SETTING = "DISTRIBUTED_LOCKS_BEAT"
-LATEST_RESEND = 2.0  # times RESEND_AFTER, by when a run was sent again if any beat is there: looks are a third apart
+LATEST_RESEND = 2.0  # times RESEND_AFTER: by then any beat that runs has sent the run again; looks are a third apart
 BEAT_KEYS = ("ALIAS", "PREFIX", "AT_LEAST_ONCE", "RESEND_AFTER", "SKIP_LATER_THAN")
 LATENESS = Seconds("by which a run of the entry may be late; a later one is skipped.", above=0.0)
 RESEND_AFTER = Seconds(
@@ -26,9 +26,9 @@ REMEMBER_SETTING = "DISTRIBUTED_LOCKS_REMEMBER_TASKS"
 
 
 class BeatSettings(NamedTuple):
-    """``DISTRIBUTED_LOCKS_BEAT``. ``prefix`` None: the name of the Celery app.
+    """The setting ``DISTRIBUTED_LOCKS_BEAT``. ``prefix``: None means the name of the Celery app.
 
-    ``at_least_once``: the entries whose runs are sent again if no beat has marked them as sent for ``resend_after``
+    ``at_least_once``: the entries whose runs are sent again if no beat has marked them as sent within ``resend_after``
     seconds. ``skip_later_than``: by entry, the seconds by which a run may be late and is still sent.
     """
 
@@ -40,7 +40,7 @@ class BeatSettings(NamedTuple):
 
     @classmethod
     def read(cls) -> Self:
-        """Raises ImproperlyConfigured for unknown keys and values that cannot be used."""
+        """Read the setting. Raises ImproperlyConfigured for unknown keys and values that cannot be used."""
         given, known = getattr(settings, BEAT_SETTING, {}), ", ".join(BEAT_KEYS)
         if not isinstance(given, Mapping):
             raise ImproperlyConfigured(f"{BEAT_SETTING} is {quoted(given)}; it is a dict with the keys {known}.")
@@ -65,7 +65,7 @@ class BeatSettings(NamedTuple):
         return cls(alias, prefix, at_least_once, resend_after, skip_later_than)
 
     def backend(self) -> RunsBackend:
-        """Raises ImproperlyConfigured if the alias does not exist or cannot keep runs; no I/O."""
+        """Returns the backend. Raises ImproperlyConfigured if the alias does not exist or cannot keep runs. No I/O."""
         backend = locks[self.alias]
         if not isinstance(backend, RunsBackend):
             raise ImproperlyConfigured(
@@ -76,14 +76,14 @@ class BeatSettings(NamedTuple):
 
 
 def _names(key: str, given: object) -> frozenset[str]:
-    """Raises ImproperlyConfigured for what is no collection of texts."""
+    """Raises ImproperlyConfigured for a value that is not a collection of texts."""
     if isinstance(given, list | tuple | set | frozenset) and all(isinstance(name, str) for name in given):
         return frozenset(given)
     raise ImproperlyConfigured(f"{BEAT_SETTING}[{key!r}] is {quoted(given)}. It is a list of the names of entries.")
 
 
 def _lengths(key: str, given: object) -> Mapping[str, float]:
-    """Raises ImproperlyConfigured for what is no dict of lengths of time."""
+    """Raises ImproperlyConfigured for a value that is not a dict of lengths of time."""
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return {name: _seconds(LATENESS, f"[{key!r}][{name!r}]", length) for name, length in given.items()}
     raise ImproperlyConfigured(
@@ -99,15 +99,15 @@ def _seconds(check: Seconds, where: str, given: object) -> float:
 
 
 def is_beat_used() -> bool:
-    """Whether the settings say so: of this package, or of Celery, whose names may have any prefix."""
+    """Returns whether the settings of this package or of Celery say so. Those of Celery may have any prefix."""
     schedulers = [str(getattr(settings, name)) for name in dir(settings) if name.endswith("BEAT_SCHEDULER")]
     return hasattr(settings, BEAT_SETTING) or any("distlock" in scheduler for scheduler in schedulers)
 
 
 def remember_tasks_for() -> float:
-    """Seconds for which a task that is acknowledged late is known to be done, unless the broker asks for more.
+    """Returns the seconds for which the store remembers that a task with late acknowledgement is done.
 
-    Raises ImproperlyConfigured.
+    The visibility timeout of the broker may make it longer. Raises ImproperlyConfigured.
     """
     seconds = as_seconds(getattr(settings, REMEMBER_SETTING, DAY))
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < inf:

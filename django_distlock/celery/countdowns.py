@@ -1,4 +1,4 @@
-"""Messages that this process has sent with a countdown, by which they wait in a worker, unacknowledged."""
+"""Messages that this process has sent with a countdown. They wait in a worker, unacknowledged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LONGEST_PAUSE = 5.0  # seconds
 
 
 class Countdowns:
-    """Those that may not be over.
+    """The countdowns that may still run.
 
-    ``most``: how many there may be at a time. All processes that run tasks have as many together as they run tasks.
+    ``most``: how many there may be at a time: as many as this process runs tasks at a time.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Countdowns:
         self._guard = threading.Lock()
 
     def take(self, length: float) -> bool:
-        """Whether one of that many seconds may begin; then it counts."""
+        """Returns whether a countdown of ``length`` seconds may begin. If so, it is counted."""
         with self._guard:
             return self._take(clock(), length)
 
@@ -43,12 +43,12 @@ countdowns = Countdowns()
 
 @worker_init.connect  # type: ignore[untyped-decorator]
 def _count_threads(sender: Any, **_: Any) -> None:
-    """All of them run in this process, unless the pool has processes."""
+    """All tasks run in this process, unless the pool has processes."""
     countdowns.most = sender.concurrency if isinstance(sender.concurrency, int) else 1  # "auto" is for processes
 
 
 @worker_process_init.connect  # type: ignore[untyped-decorator]
 def _count_one(**_: Any) -> None:
-    """A child may follow one that had a countdown under way, as with max_tasks_per_child."""
+    """A child may follow another one that had a countdown under way, as with max_tasks_per_child."""
     countdowns.most = 1
     countdowns.take(LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""Signals that end a beat are deferred while it sends a run that it has claimed."""
+"""Defers signals that end a beat while it sends a run that it has claimed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class DeferredSignals:
-    """Between ``defer()`` and ``deliver()`` signals wait: Celery's handlers raise SystemExit wherever beat is.
+    """Lets signals wait between ``defer()`` and ``deliver()``, because Celery's handlers raise SystemExit anywhere.
 
     A second signal acts at once, and the first one after ``timeout`` seconds, because the broker may not answer.
-    Outside the main thread nothing is deferred: no handler runs there.
+    Outside the main thread nothing is deferred, because no handler runs there.
     """
 
     timeout = 5.0
@@ -31,17 +31,17 @@ class DeferredSignals:
         if self._handlers or threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
-            if signal.getsignal(number) is not None:  # else the handler is not Python's, and could not be put back
+            if signal.getsignal(number) is not None:  # None: not a handler of Python, so it could not be restored
                 self._handlers[number] = signal.signal(number, self._receive)
 
     def deliver(self) -> None:
-        """Put the handlers back, and let the pending signal act. Another signal may arrive at any point of it."""
+        """Restore the handlers, and let the pending signal act. Another signal may arrive at any point of this."""
         self._delivered.set()
         for number, handler in list(self._handlers.items()):
             signal.signal(number, handler)
         self._handlers.clear()
         pending, self._pending = self._pending, None
-        self._delivered.set()  # of one that was deferred meanwhile
+        self._delivered.set()  # also for a signal that was deferred meanwhile
         if pending:
             signal.raise_signal(pending)
 
@@ -55,6 +55,6 @@ class DeferredSignals:
             self.deliver()
 
     def _send_again(self, delivered: WakeEvent, number: int) -> None:
-        """Unless it is delivered in time. Being the second one, it acts at once."""
+        """Send the signal again, unless it is delivered in time. As the second signal, it acts at once."""
         if not delivered.wait(self.timeout):
             os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""Which message of Celery a run is for. ``apply_async(task_id=...)`` may use the id of a task again, for other work."""
+"""The Celery message for which a task runs. ``apply_async(task_id=...)`` may use a task id again, for other work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HEADER = "distlock_message"  # the id of the message
 
 @before_task_publish.connect  # type: ignore[untyped-decorator]
 def identify(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
-    """Give the message an id, unless it is a retry, which has one. Headers may come from another task's message."""
+    """Give the message an id, unless it is a retry and has one. Its headers may come from another task's message."""
     task_id = str(properties.get("correlation_id"))
     if task_of(str(headers.get(HEADER, ""))) != task_id:
         headers[HEADER] = new_message(task_id)
 
 
 def message_of(request: Any) -> str:
-    """The id of the message of a run; ``"TASK_ID."`` if the process that sent it gave it none."""
+    """Returns the id of the message of a run; ``"TASK_ID."`` if the process that sent it gave it no id."""
     given = str((request.headers or {}).get(HEADER, ""))
     return given if task_of(given) == str(request.id) else f"{request.id}."

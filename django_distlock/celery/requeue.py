@@ -1,9 +1,9 @@
-"""When a task that did not get its lock goes back to its queue, so that neither the broker nor a worker is flooded.
+"""Decides when a task that did not get its lock goes back to its queue, so that it floods neither broker nor workers.
 
-A run first stands by in its worker for a moment, in the queue of the lock: a slot is used as soon as it is free. Then
-it is sent again at a pace: of those that wait for one lock, all workers together send few a second. A countdown would
-keep the message in the worker that receives it, unacknowledged, so each process has few of those under way at a time.
-Others go to the end of their queue without one.
+A run first waits in its worker for a moment, in the queue of the lock, so that a free slot is used at once. Then it is
+sent again at a limited pace: all workers together send only a few tasks a second that wait for one lock. A message with
+a countdown stays in the worker that receives it, unacknowledged. So each process has only a few of these at a time, and
+sends the other messages to the end of their queue without a countdown.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .countdowns import LONGEST_PAUSE, countdowns
 
 STANDS_BY = 0.5  # seconds for which a run waits in its worker for a lock that is busy
 PACE = 16.0  # requeues a second of the tasks that wait for one lock
-LONGEST_WAIT = 5.0  # seconds for which a run waits to be sent again, also where more than PACE times as many do
-PACE_TTL = 1.0  # seconds for which a process that is killed as it sends keeps others from it
+LONGEST_WAIT = 5.0  # seconds for which a run waits to be sent again, also if more than PACE times as many runs wait
+PACE_TTL = 1.0  # seconds for which a process that is killed while it sends keeps others from sending
 
 FIRST_PAUSE = 0.5  # seconds
 SHORTEST_PAUSE = 0.1
-VISIBILITY_TIMEOUT = 3600.0  # seconds, where the broker's options name none; kombu's for Redis
+VISIBILITY_TIMEOUT = 3600.0  # seconds, if the broker's options have none; kombu's default for Redis
 
 logger = logging.getLogger("django_distlock")
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("django_distlock")
 def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: str, timeout: float) -> None:
     """Wait until a task that wants this lock may be sent again, but no longer than ``timeout`` seconds.
 
-    Where the store fails, nobody knows of the others: the process makes a pause of its own.
+    If the store fails, the process does not know about the other tasks, and pauses by itself.
     """
     if isinstance(problem, LockNotAcquired):
         options = settled(
@@ -50,7 +50,7 @@ def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: 
         name, template = names.own_name("requeue:{}", problem.name), names.OWN + "requeue:{}"
         pace = Lock(name, problem.using, options, label, message, template=template)
         try:
-            with suppress(LockNotAcquired), pace:  # by then it has waited for long enough
+            with suppress(LockNotAcquired), pace:  # after this wait it has waited long enough
                 pass
             return
         except LockBackendError as error:
@@ -61,12 +61,12 @@ def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: 
 def countdown_for(
     signature: Any, problem: LockNotAcquired | LockBackendError, requeues: int, timeout: float, *, always: bool
 ) -> float | None:
-    """The seconds of the countdown with which a task is sent again; None: it is sent without one.
+    """Returns the countdown, in seconds, with which a task is sent again; None: it is sent without one.
 
-    ``timeout``: at most so many, but where RabbitMQ delays the message itself, by whole seconds. ``always``: also if
-    the process has others under way, among which it does not count.
+    ``timeout``: the most seconds, except if RabbitMQ delays the message itself, by whole seconds. ``always``: with a
+    countdown even if the process has others under way; this one is then not counted.
     """
-    longest = min(visibility_timeout(signature.app) / 2, timeout)  # after it the message would be delivered twice
+    longest = min(visibility_timeout(signature.app) / 2, timeout)  # with more, the message would be delivered twice
     if isinstance(problem, LockNotAcquired):
         held_for = wall_clock() - problem.holder.since if problem.holder else LONGEST_PAUSE
         longest = min(longest, longest_pause(held_for, problem.retry_after))
@@ -77,17 +77,18 @@ def countdown_for(
 
 
 def longest_pause(held_for: float, remaining: float | None) -> float:
-    """Before the next attempt at a lock that was held for so many seconds, by a lease that has so many left.
+    """Returns the longest pause, in seconds, before the next attempt.
 
-    It is expected to be held for as long again.
+    ``held_for``: seconds for which the lock has been held; it is expected to be held for as long again. ``remaining``:
+    seconds that the lease has left.
     """
     return min(max(FIRST_PAUSE, held_for), math.inf if remaining is None else max(remaining, SHORTEST_PAUSE))
 
 
 def pause_before(requeues: int, longest: float) -> float:
-    """Seconds until a task that did not get its lock is tried again, after so many requeues.
+    """Returns the seconds until a task that did not get its lock tries again, after ``requeues`` requeues.
 
-    Shorter at first, and random, so that tasks that were busy together do not come back together.
+    The pauses are shorter at first, and random, so that tasks that were refused together do not come back together.
     """
     longest = min(FIRST_PAUSE * 2 ** min(requeues, 10), LONGEST_PAUSE, longest)
     return random.uniform(longest / 2, longest)
@@ -98,9 +99,9 @@ def visibility_timeout(app: Any) -> float:
 
 
 def delays_in_broker(signature: Any) -> bool:
-    """Whether the message waits in RabbitMQ itself, which counts whole seconds, and not in a worker.
+    """Returns whether the message waits in RabbitMQ itself, which counts whole seconds, and not in a worker.
 
-    Celery lets it do so if the app has a quorum queue, and the exchange of this message is not direct.
+    Celery uses this if the app has a quorum queue and the exchange of this message is not direct.
     """
     task, app = signature.type, signature.app
     if not detect_quorum_queues(app, app.connection_for_write().get_transport_cls().driver_type)[0]:

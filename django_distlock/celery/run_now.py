@@ -20,17 +20,17 @@ logger = logging.getLogger("django_distlock")
 
 
 class NotSent(Exception):
-    """Why the message of an entry was not sent."""
+    """The message of an entry was not sent. The text says why."""
 
 
 def run_now(name: str, by: str) -> str:
-    """Send the message of an entry once. Its schedule does not move, and no beat is needed. Returns the task's id.
+    """Send the message of an entry once. Its schedule does not change, and no beat is needed. Returns the task's id.
 
-    ``name``: of an entry in ``beat_schedule`` of the current Celery app, or of a row of django-celery-beat; also with
-    the prefix of the app, as lists show it. ``by``: who does it, for the log. Raises NotSent.
+    ``name``: the name of an entry in ``beat_schedule`` of the current Celery app, or of a row of django-celery-beat.
+    It may have the prefix of the app, as in lists. ``by``: who does it, for the log. Raises NotSent.
     """
     app = current_app
-    app.loader.import_default_modules()  # which may add entries
+    app.loader.import_default_modules()  # these may add entries
     app.finalize()
     prefix = BeatSettings.read().prefix
     own = name.removeprefix(prefix if prefix is not None else f"{app.main or ''}:")

@@ -1,4 +1,4 @@
-"""The last runs of the entries of one Celery app, which its beats share in a store."""
+"""The last runs of the entries of one Celery app. Its beats share them in a store."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..utils.clock import clock, sleep, wall_clock
 from ..utils.events import about_event
 from .config import BeatSettings
 
-MIN_TTL = 7 * DAY  # for which the store keeps a run after its entry is gone, or all beats are
+MIN_TTL = 7 * DAY  # seconds for which the store keeps a run after its entry, or all beats, are gone
 MAX_TTL = 10 * 366 * DAY
-NEVER = 1e8  # seconds; what django-celery-beat waits for rows that are done
-MOST_UNSENT = 100  # runs of an entry
+NEVER = 1e8  # seconds; the wait that django-celery-beat gives for rows that are done
+MOST_UNSENT = 100  # unsent runs of an entry
 RESET_PAUSE, RESET_TIMEOUT = 0.2, 30.0  # seconds
-CLOCK = ""  # stands for the clock of this host in ``_refused``, which has the names of entries
+CLOCK = ""  # stands for the clock of this host in ``_refused``, which otherwise has the names of entries
 
 logger = logging.getLogger("django_distlock")
 
@@ -36,9 +36,9 @@ logger = logging.getLogger("django_distlock")
 class RunInfo:
     """An entry of beat's schedule as the store shows it now.
 
-    ``entry``: its name, with the prefix of its app. ``last_run_at``: None if it has not run yet. ``host``: of the beat
-    that sent the last run. ``next_run_at``: as that beat expected; None if it is not known. ``unsent``: when the runs
-    were due that may not be sent yet, of an entry in ``AT_LEAST_ONCE``.
+    ``entry``: its name, with the prefix of its app. ``last_run_at``: None if it has not run yet. ``host``: the host of
+    the beat that sent the last run. ``next_run_at``: the time that this beat expected; None if it is unknown.
+    ``unsent``: for an entry in ``AT_LEAST_ONCE``, when the runs were due that may not have been sent yet.
     """
 
     entry: str
@@ -50,9 +50,9 @@ class RunInfo:
 
 
 def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
-    """The entries that beats keep in this alias, each once, in no order; none where it keeps no runs.
+    """Yields the entries that beats keep in this alias, each once, in no order; none if the alias cannot keep runs.
 
-    Raises LockBackendError when the store does not answer.
+    Raises LockBackendError if the store does not answer.
     """
     backend = locks[using]
     if isinstance(backend, RunsBackend):
@@ -63,11 +63,12 @@ def recorded_runs(using: str = DEFAULT_ALIAS) -> Iterator[RunInfo]:
 
 
 def reset_run(entry: str, using: str = DEFAULT_ALIAS) -> bool:
-    """Let an entry count from now on, as if it was new, and drop its unsent runs. False if the store has nothing of it.
+    """Let the schedule of an entry count from now on, as if the entry was new, and drop its unsent runs.
 
-    ``entry``: its name with the prefix, as ``recorded_runs()`` tells. Beats that run take that over when the entry is
-    due the next time. What cannot be read is replaced. Raises LockBackendError, also if beats were faster for half a
-    minute; RunRefused if the clock here is ahead.
+    Returns False if the store does not know the entry. ``entry``: its name with the prefix, as in ``recorded_runs()``.
+    Running beats take the change over when the entry is next due. A value that cannot be read is replaced. Raises
+    LockBackendError, also if beats changed the entry first each time for half a minute; RunRefused if the clock of this
+    host is ahead.
     """
     backend = locks[using]
     if not isinstance(backend, RunsBackend):
@@ -87,7 +88,7 @@ def reset_run(entry: str, using: str = DEFAULT_ALIAS) -> bool:
                 f"The entry {entry!r} is not reset: others moved it each time, for {RESET_TIMEOUT:g} s. Try again, or"
                 " stop its beats before."
             )
-        sleep(RESET_PAUSE)  # a beat was faster, or the store has lost its data a moment ago
+        sleep(RESET_PAUSE)  # a beat was faster, or the store lost its data a moment ago
 
 
 def _moment(seconds: float | None) -> datetime | None:
@@ -95,20 +96,20 @@ def _moment(seconds: float | None) -> datetime | None:
 
 
 def next_time(now: float, wait: float | None) -> float | None:
-    """When an entry is due again; None if never."""
+    """Returns when an entry is due again; None if never."""
     return None if wait is None or wait >= NEVER else round(now + wait, 6)
 
 
 class ScheduleStore:
     """The last runs of the entries of one Celery app, in the store and as this beat knows them.
 
-    Methods that ask the store raise LockBackendError when it does not answer.
+    Methods that ask the store raise LockBackendError if it does not answer.
 
     ``claimed``: by entry, the run that this beat has claimed, or taken over, and has not sent yet.
     """
 
     def __init__(self, app_name: str) -> None:
-        """Raises ImproperlyConfigured for settings that no beat can run with; no I/O."""
+        """Raises ImproperlyConfigured for settings with which no beat can run. No I/O."""
         self._settings = BeatSettings.read()
         self._settings.backend()
         self.using, prefix = self._settings.alias, self._settings.prefix
@@ -118,11 +119,11 @@ class ScheduleStore:
         self._in_doubt: dict[str, str] = {}  # the tokens of claims that the store may have executed, by entry
         self._sent: dict[str, set[str]] = {}  # the tokens of runs that this beat has sent and not yet marked, by entry
         self._found_at: dict[str, float] = {}  # when unsent runs were first found, by token
-        self._refused: set[str] = set()  # entries, and ``CLOCK``, whose refusal is in the log already
+        self._refused: set[str] = set()  # entries, and ``CLOCK``, whose refusal is already in the log
 
     @property
     def _backend(self) -> RunsBackend:
-        return self._settings.backend()  # looked up each time: a forked process has another one
+        return self._settings.backend()  # looked up each time, because a forked process has another one
 
     @property
     def spans_processes(self) -> bool:
@@ -139,7 +140,7 @@ class ScheduleStore:
         return {"AT_LEAST_ONCE": self.at_least_once, "SKIP_LATER_THAN": frozenset(self._settings.skip_later_than)}
 
     def is_too_late(self, entry: str, lateness: float) -> bool:
-        """Whether a run of the entry is skipped when it is so many seconds late."""
+        """Returns whether a run of the entry that is ``lateness`` seconds late is skipped."""
         return lateness > self._settings.skip_later_than.get(str(entry), inf)
 
     @property
@@ -147,28 +148,29 @@ class ScheduleStore:
         return self._settings.resend_after
 
     def is_marked(self, entry: str) -> bool:
-        """Whether runs of the entry are marked when they are sent, so that others send those that are not."""
+        """Returns whether runs of the entry are marked when they are sent, so that other beats send unmarked ones."""
         return str(entry) in self.at_least_once
 
     def claim(
         self, entry: str, seen: float, now: float, wait: float | None, scheduled_at: float | None = None
     ) -> LastRun | None:
-        """Claim the run that is due. None: it belongs to this beat, which is the first to claim it.
+        """Claim the run that is due. Returns None if this beat is the first to claim it: the run belongs to it.
 
-        ``seen``: when the entry last ran, as its row or file says; ``wait``: seconds from ``now`` to the next run;
-        ``scheduled_at``: when the run was due, ``now`` if it is None.
-        Otherwise returns the current last run: a newer one if another beat has claimed the run; one not newer than
-        ``seen`` if the store did not know the entry, and waits for what other beats know: then ask again in a second.
+        ``seen``: when the entry last ran, according to its row or file. ``wait``: seconds from ``now`` to the next run.
+        ``scheduled_at``: when the run was due; None means ``now``.
+
+        Otherwise returns the current last run. It is newer if another beat has claimed the run. It is not newer than
+        ``seen`` if the store did not know the entry and waits for what other beats know; then ask again in a second.
 
         After an error the run is claimed again with the same token, because the store may have granted it already.
         Raises RunRefused if the store answers, but refuses the run to this host.
         """
         known = self.known.get(entry, LastRun(seen))
         if known.ran_at > seen and not self.is_in_doubt(entry, known):
-            return self._unless_claimed(entry, known)  # the store may have lost it, as the row or the file has
+            return self._unless_claimed(entry, known)  # the row or the file has lost it, and the store may have, too
         mine = UnsentRun(now if scheduled_at is None else scheduled_at, self._in_doubt.setdefault(entry, new_token()))
         while True:
-            # A claim that changes nothing would leave the run to others, too.
+            # Other beats could also claim the run if a claim changed nothing.
             at = round(max(now, seen + MICROSECOND, known.at + MICROSECOND), 6)
             unsent = self._with_claimed(mine, entry, known.unsent) if self.is_marked(entry) else ()
             run = LastRun(at, socket.gethostname(), next_time(at, wait), mine.token, 0, unsent)
@@ -176,7 +178,7 @@ class ScheduleStore:
             current = self._claim(entry, before, run)
             if current is None or current.ran_at != seen or current.at <= before.at:
                 break
-            known = current  # of the same run, marked as sent meanwhile
+            known = current  # the stamp of the same run, marked as sent meanwhile
         self.known[entry] = max(before, current or run, key=lambda run: run.at)
         if current:
             return self._unless_claimed(entry, current)
@@ -186,7 +188,7 @@ class ScheduleStore:
         return None
 
     def _unless_claimed(self, entry: str, run: LastRun) -> LastRun | None:
-        """The run; None if this beat's claim in doubt is among the unsent ones, so that it did move the stamp."""
+        """Returns the run; None if its unsent runs have this beat's claim in doubt, so that the claim succeeded."""
         token = self._in_doubt.pop(entry, "")
         for one in run.unsent:
             if one.token == token:
@@ -213,23 +215,26 @@ class ScheduleStore:
         return tuple(one for one in unsent if one.token not in sent)
 
     def mark_sent(self, entry: str, run: UnsentRun) -> None:
-        """The run was sent: other beats need not send it. If the store does not answer, ``store_marks()`` goes on."""
+        """Mark the run as sent, so that other beats need not send it.
+
+        If the store does not answer, ``store_marks()`` marks it later.
+        """
         if self.is_marked(entry):
             self._sent.setdefault(entry, set()).add(run.token)
             self.store_marks()
 
     def store_marks(self) -> None:
-        """Mark in the store what this beat has sent and could not mark yet."""
+        """Mark in the store the runs that this beat has sent and could not mark yet."""
         for entry in list(self._sent):
             with suppress(RunRefused):  # it is in the log
                 if self._change(entry, partial(self._without_sent, entry)):
                     del self._sent[entry]
 
     def find_overdue(self, now: float) -> list[tuple[str, UnsentRun]]:
-        """Read the runs that are to be sent at least once. Returns those that were not marked for too long.
+        """Read the runs that must be sent at least once. Returns those that were not marked for too long, with entries.
 
-        Each with its entry. ``now``: on ``clock()``. The time counts from when this beat first found them, because
-        clocks of hosts differ.
+        ``now``: on ``clock()``. The time counts from the moment at which this beat first found them, because the clocks
+        of hosts differ.
         """
         entries = [entry for entry in self.known if self.is_marked(entry)]
         if not entries:
@@ -241,7 +246,7 @@ class ScheduleStore:
         return [(entry, one) for entry, one in unsent if now - self._found_at[one.token] >= self.resend_after]
 
     def take_over(self, entry: str, run: UnsentRun) -> bool:
-        """Claim a run that was not marked as sent; whether it belongs to this beat now."""
+        """Claim a run that was not marked as sent. Returns whether it now belongs to this beat."""
         mine = run._replace(token=new_token())
         self._change(entry, lambda unsent: tuple(mine if one == run else one for one in unsent))
         is_mine = entry in self.known and mine in self.known[entry].unsent
@@ -250,7 +255,7 @@ class ScheduleStore:
         return is_mine
 
     def _change(self, entry: str, changed: Callable[[tuple[UnsentRun, ...]], tuple[UnsentRun, ...]]) -> bool:
-        """Store other unsent runs of the entry; False if nobody may yet, because the store lost what it knew."""
+        """Store other unsent runs of the entry. Returns False if no beat may do so yet, because the store lost data."""
         while (known := self.known.get(entry)) and (unsent := changed(known.unsent)) != known.unsent:
             run = known.changed(unsent)
             current = self._claim(entry, known, run)
@@ -260,7 +265,7 @@ class ScheduleStore:
         return True
 
     def sync(self, entries: Iterable[str]) -> dict[str, LastRun]:
-        """Read the last runs of these entries, and forget all others. Returns those that have one."""
+        """Read the last runs of these entries, and forget all others. Returns the runs, for entries that have one."""
         entries = list(entries)
         stored = self._backend.find_runs([self._name(entry) for entry in entries])
         known = {
@@ -271,7 +276,7 @@ class ScheduleStore:
         return self.known.copy()
 
     def is_in_doubt(self, entry: str, run: LastRun) -> bool:
-        """Whether the run is that of a claim of this beat which was not answered."""
+        """Returns whether the run comes from a claim of this beat that got no answer."""
         return self._in_doubt.get(entry) == run.token
 
     def publish(self, entry: str, run: LastRun) -> None:
@@ -295,7 +300,7 @@ class ScheduleStore:
         return current
 
     def verify(self) -> LastRun | None:
-        """Look up the newest run, which a store loses first, and publish all again if it is gone.
+        """Look up the newest run, because a store loses that one first, and publish all runs again if it is gone.
 
         Returns the last run of that entry in the store; None if it cannot be read.
         """
@@ -313,7 +318,7 @@ class ScheduleStore:
         return stored
 
     def _name(self, entry: object) -> str:
-        """The name in the store. That of an entry is any text; without one it is its call with all arguments."""
+        """Returns the name in the store. The name of an entry may be any text, such as its call with all arguments."""
         name = f"{self.prefix}{entry}".encode(errors="backslashreplace")
         if len(name) > LONGEST_ACCEPTED:
             name = name[:1000] + b"~" + hashlib.sha256(name).hexdigest().encode()
@@ -321,6 +326,6 @@ class ScheduleStore:
 
 
 def _ttl_of(run: LastRun) -> float:
-    """Seconds for which the store keeps a run, so that entries that are gone do not stay for ever."""
+    """Returns the seconds for which the store keeps a run, so that removed entries do not stay for ever."""
     wait = 0.0 if run.next_at is None else max(0.0, run.next_at - max(run.at, wall_clock()))
     return min(MAX_TTL, MIN_TTL + 2 * wait)

@@ -1,4 +1,4 @@
-"""Which run of beat a message is for: the name of the entry, and when the run was due. Imports no Celery."""
+"""The run of beat that a message is for: the name of the entry, and when the run was due. Does not import Celery."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-HEADER = "distlock_run"  # JSON of the entry and of seconds of Unix time; entries may have names that no header may have
+HEADER = "distlock_run"  # JSON of the entry and seconds of Unix time, because names may have characters headers may not
 
 
 class ScheduledRun(NamedTuple):
-    """A run of an entry of beat. All messages that were sent for it carry the same values.
+    """A run of an entry of beat. All messages that are sent for it carry the same values.
 
-    ``entry``: the name of the entry. ``scheduled_at``: when it was due, in UTC, some milliseconds too late at most.
+    ``entry``: the name of the entry. ``scheduled_at``: when it was due, in UTC; at most some milliseconds too late.
     """
 
     entry: str
@@ -24,9 +24,9 @@ def header_of(entry: object, scheduled_at: float) -> str:
 
 
 def for_run(entry: Any, scheduled_at: float) -> Any:
-    """A copy of an entry of beat, whose message tells that run.
+    """Returns a copy of an entry of beat whose message names the run.
 
-    A copy, because schedulers compare the options of entries, and keep them in files.
+    It is a copy, because schedulers compare the options of entries, and keep them in files.
     """
     copied = object.__new__(type(entry))
     headers = {**(entry.options.get("headers") or {}), HEADER: header_of(entry.name, scheduled_at)}
@@ -35,9 +35,9 @@ def for_run(entry: Any, scheduled_at: float) -> Any:
 
 
 def scheduled_run(request: Any) -> ScheduledRun | None:
-    """The run of beat for which a task runs; None: the schedulers of this package did not send its message.
+    """Returns the run of beat for which a task runs; None if no scheduler of this package sent its message.
 
-    ``request``: that of a bound task, ``self.request``. Its retries are of the same run.
+    ``request``: the ``self.request`` of a bound task. Its retries belong to the same run.
     """
     try:
         found = json.loads((request.headers or {}).get(HEADER, "null"))

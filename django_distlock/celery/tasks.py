@@ -1,8 +1,8 @@
 """Runs of Celery tasks that hold a lock: their labels, busy locks, and deliveries of the same message.
 
-A message may be delivered more than once: when a worker dies, and when the visibility timeout of the broker passes.
-Which delivery runs first is chance, and only the later ones may be flagged. No delivery may run beside another one, nor
-be skipped because of it: the one that has the lock may be dead.
+A message may be delivered more than once: if a worker dies, and when the visibility timeout of the broker passes. Any
+delivery may run first, and only the later ones may be flagged. No delivery may run at the same time as another one, and
+none may be skipped because of another one: the delivery that has the lock may be dead.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .config import remember_tasks_for
 from .messages import message_of
 from .requeue import STANDS_BY, countdown_for, keep_pace, visibility_timeout
 
-MARK_TTL = 10.0  # seconds of the lease that becomes a mark
+MARK_TTL = 10.0  # seconds; the TTL of the lease that becomes a mark
 
-UNIQUE_RUN = "distlock_unique_run"  # attribute of the request of a task that is unique: its UniqueRun
+UNIQUE_RUN = "distlock_unique_run"  # attribute of the request of a unique task: its UniqueRun
 
-REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again for want of its lock
+REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again because it did not get its lock
 WAITS = "distlock_waits"  # header of a message: the attempt, and since when it waits for each lock that it did not get
-FLAGGING_TRANSPORTS = ("amqp", "redis")  # which mark what they deliver again
+FLAGGING_TRANSPORTS = ("amqp", "redis")  # they flag messages that they deliver again
 
 logger = logging.getLogger("django_distlock")
 
@@ -67,10 +67,10 @@ class Run:
     def waiting(
         self, lock_names: Iterable[str], options: Options, retry_for: float | None, *, stands_by: bool = False
     ) -> Options:
-        """The options of the locks that this run asks for now, under these names.
+        """Returns the options for the locks with these names that this run now asks for.
 
-        ``stands_by``: it waits in its worker for a moment. No wait is longer than what is left of ``retry_for``.
-        Without a worker they are as they were given.
+        ``stands_by``: the run waits in its worker for a moment. No wait is longer than the rest of ``retry_for``.
+        Without a worker, the options are returned as they were given.
         """
         self._wanted = ", ".join(sorted(lock_names))
         self._stands_by = stands_by and self._is_in_worker
@@ -83,17 +83,17 @@ class Run:
         return settled(**{**options.given, "wait": wait}) if stands_by else options
 
     def had_little_time(self, failure: LockBackendError) -> bool:
-        """Whether a store that is slow, and not away, may have failed it because it stands by for a moment only.
+        """Returns whether the store may only be slow, and the call failed because this run waits only for a moment.
 
-        Then it asks once more, with the time that a call without a wait has.
+        If so, the run asks once more, with the time that a call without a wait has.
         """
         return self._stands_by and failure.was_asked and not failure.is_final
 
     def retry(self, problem: LockNotAcquired | LockBackendError, retry_for: float | None) -> NoReturn:
-        """Send the task again, to run later, without counting it as one of its ``max_retries``.
+        """Send the task again, to run later. This does not count as one of its ``max_retries``.
 
-        Raises Retry; when the task has waited for ``retry_for`` seconds, LockTimeout, or the error of a store that
-        does not answer. A task that no worker runs (eager, or called like a function) raises the error itself.
+        Raises Retry. If the task has waited for ``retry_for`` seconds, raises LockTimeout, or the error of a store that
+        does not answer. If no worker runs the task (eager, or called like a function), raises the problem itself.
         """
         if not self._is_in_worker:
             raise problem
@@ -104,17 +104,18 @@ class Run:
                 raise self._timeout(problem, wall_clock() - since)
             raise problem
         waits = {WAITS: [self._request.retries, {**self._waits, self._wanted: since}]}
-        # Who waits for the pace with a lock would keep that from others.
+        # A run that holds a lock would keep it from others while it waits for the pace.
         keeps_others_waiting = any(lease.is_held for lease in acquired_here())
         signature, pause = self._send_again(problem, deadline, waits, at_pace=not keeps_others_waiting)
         raise Retry(exc=problem, when=pause or 0.0, sig=signature)
 
     def handle_busy(self, busy: LockNotAcquired, *, retries: bool) -> None:
-        """Raises Ignore if the task is done already, or if another delivery of it has the lock; then it is sent again.
+        """Raises Ignore if the task is done already, or if another delivery of it has the lock. In the second case this
+        delivery is sent again.
 
-        Ignore records nothing and starts nothing that follows: the run that holds the lock does that or, if that one is
-        dead, the next copy. It is also raised if the lock is held for other work under the same task id, unless the
-        task ``retries``.
+        Ignore records no result and starts no following tasks. The run that holds the lock does that or, if it is dead,
+        the next copy. Ignore is also raised if the lock is held for other work under the same task id, unless the task
+        ``retries``.
         """
         if not (self._is_body and self._is_in_worker):
             return
@@ -137,32 +138,32 @@ class Run:
     @staticmethod
     def _holder(busy: LockNotAcquired) -> Holder | None:
         holder = busy.holder
-        if holder is None and busy.reason == "crowded":  # by this process, which did not ask the store
+        if holder is None and busy.reason == "crowded":  # by waiters of this process, so the store was not asked
             [leases] = locks[busy.using].look([busy.name])
             holder = next((info.holder for info in leases), None)
         return holder
 
     def _is_in_another_slot(self, busy: LockNotAcquired) -> bool:
-        """Whether a delivery of the same message is at work: of all that have a slot, ``busy`` names one."""
+        """Returns whether a delivery of the same message is at work. ``busy`` names only one of the slots' holders."""
         [leases] = locks[busy.using].look([self._running(busy.name)])
         return bool(leases)
 
     @contextmanager
     def holding(self, lease: Lease | Leases) -> Iterator[None]:
-        """While the body of the task runs, ``self.request.lease`` is its lease, or the tuple of them.
+        """While the body of the task runs, ``self.request.lease`` is its lease, or the tuple of its leases.
 
-        Raises Ignore if the task is done already. At its end a task that is acknowledged late leaves a mark, by
-        which its copies see that.
+        Raises Ignore if the task is done already. A task with late acknowledgement leaves a mark at its end, so that
+        its copies see that it is done.
         """
         if not self._is_body:
             self._end_wait()
             yield
             return
         if self._task.acks_late and self._is_in_worker:
-            remember_tasks_for()  # a wrong setting raises before the work: afterwards it would turn it into a failure
+            remember_tasks_for()  # a wrong setting raises before the work; after it, done work would become a failure
         leases = leases_of(lease)
         for each in leases:
-            if each.state is not State.UNAVAILABLE:  # else the store, which was just asked in vain, cannot tell
+            if each.state is not State.UNAVAILABLE:  # else the store does not answer
                 self._stop_if_late_copy(each.name, locks[each.using].pinned(each.prefix))
         outer, self._request.lease = getattr(self._request, "lease", None), lease
         try:
@@ -175,7 +176,7 @@ class Run:
                 yield
         finally:
             self._request.lease = outer
-        # Where one was lost, LockLost may be about to be raised.
+        # If a lease was lost, LockLost may be raised next.
         is_success = not any(each.state is State.LOST and raises_when_lost(each) for each in leases)
         if is_success and self._task.acks_late and self._is_in_worker:
             for each in leases:
@@ -183,9 +184,9 @@ class Run:
 
     @contextmanager
     def _alone(self, lease: Lease) -> Iterator[None]:
-        """Without the other deliveries of the message, for which the lock may have a slot, too.
+        """Exclude the other deliveries of the message, because the lock may have a free slot for them, too.
 
-        Raises Ignore if one of them is at work; then this one is sent again.
+        Raises Ignore if one of them is at work. Then this delivery is sent again.
         """
         if lease.holder.slots == 1 or not self._is_in_worker:
             yield
@@ -210,7 +211,7 @@ class Run:
     def ignore_copy(self, busy: LockNotAcquired) -> NoReturn:
         """Send this delivery again, for later. Raises Ignore.
 
-        It may be that the delivery which is at work dies: then this one is needed.
+        This delivery is needed if the one that is at work dies.
         """
         _, pause = self._send_again(busy, math.inf, {}, at_pace=False)
         logger.info(
@@ -221,7 +222,7 @@ class Run:
 
     @property
     def _may_have_come_before(self) -> bool:
-        """Whether this may be a copy. Without an id of the message: if it is flagged, or the transport flags none."""
+        """Whether this may be a copy. If the message has no id: if it is flagged, or the transport does not flag."""
         if is_known(self.message):
             return True
         is_redelivered = (self._request.delivery_info or {}).get("redelivered")
@@ -229,7 +230,7 @@ class Run:
         return bool(is_redelivered or is_sent_again) or not _flags_redeliveries(self._task.app)
 
     def _is_work_of(self, holder: str) -> bool:
-        """Whether a message with this task id is the same work: a copy, a retry, or what this one replaces."""
+        """Returns whether a message with this task id is the same work: a copy, a retry, or a task replaced by this."""
         are_known = is_known(self.message) and is_known(holder)
         return holder == self.message or not are_known or bool(self._request.replaced_task_nesting)
 
@@ -237,11 +238,11 @@ class Run:
     def _headers(self) -> dict[str, Any]:
         return self._request.headers or {}
 
-    # The message has with it since when it waits: for each decorator, by the names of its locks, and for one attempt.
+    # The message carries since when it waits: for each decorator, by the names of its locks, and for one attempt.
 
     @property
     def _waits(self) -> dict[str, float]:
-        """Since when this attempt waits for the locks that it did not get, in seconds since 1970."""
+        """Since when this attempt waits for the locks that it did not get, in seconds of Unix time, by their names."""
         attempt, waits = self._headers.get(WAITS) or (None, {})
         return waits if attempt == self._request.retries else {}
 
@@ -250,7 +251,7 @@ class Run:
         return float(self._waits.get(self._wanted, self._began_at))
 
     def _deadline(self, retry_for: float | None) -> float:
-        """In seconds since 1970."""
+        """Returns seconds of Unix time."""
         return math.inf if retry_for is None else self._waits_since + retry_for
 
     def _end_wait(self) -> None:
@@ -275,12 +276,13 @@ class Run:
         *,
         at_pace: bool,
     ) -> tuple[Any, float | None]:
-        """The message, and the seconds of its countdown; None: it has none.
+        """Send the message again. Returns it, and the seconds of its countdown (None: it has none).
 
-        ``deadline``: until when it may wait, in seconds since 1970. ``more``: headers. ``at_pace``: when others let it,
-        and with a countdown if the process has none; else at once, always with one.
+        ``deadline``: until when it may wait, in seconds of Unix time. ``more``: headers. ``at_pace``: wait for the pace
+        that all tasks share, and use a countdown only if the process may have one more; else send it at once, always
+        with a countdown.
 
-        Raises Reject, by which nothing is recorded, if the broker does not take the message.
+        Raises Reject, with which Celery records no result, if the broker does not accept the message.
         """
         if at_pace:
             keep_pace(problem, self.label, self.message, max(0.0, deadline - wall_clock()))
@@ -297,7 +299,7 @@ class Run:
             raise Reject(error, requeue=self._task.acks_late) from error
         return signature, countdown
 
-    # Marks are leases in their cooldown, which every store keeps and drops in time.
+    # Marks are leases in their cooldown. Every store keeps them, and drops them in time.
 
     def _mark(self, lock_name: str) -> str:
         return names.own_name("done:{}:{}", self.message, lock_name)
@@ -307,7 +309,7 @@ class Run:
             self.stop_if_done(lock_name, backend)
 
     def stop_if_done(self, lock_name: str, backend: BaseLockBackend) -> None:
-        """Raises Ignore if there is a mark of the message, and LockBackendError."""
+        """Raises Ignore if the store has a mark of the message. Raises LockBackendError."""
         [marks] = backend.look([self._mark(lock_name)])
         if any(_retries_of(mark) >= self._request.retries for mark in marks):
             logger.info(
@@ -317,9 +319,9 @@ class Run:
             raise Ignore(f"{self.label} is done already.")
 
     def leave_mark(self, lock_name: str, using: str, prefix: str) -> None:
-        """By which copies of the message see that the work is done. What fails is logged.
+        """Leave a mark, so that copies of the message see that the work is done. A failure is logged.
 
-        A task may succeed and retry, by ``self.retry(throw=False)``: the mark says which attempt succeeded.
+        A task may succeed and also retry, with ``self.retry(throw=False)``. So the mark says which attempt succeeded.
         """
         holder = Holder.here(f"done: {self.label}", message=str(self._request.retries))
         mark = LockRequest(self._mark(lock_name), MARK_TTL, holder, prefix=prefix)
@@ -347,7 +349,7 @@ def _flags_redeliveries(app: Any) -> bool:
 
 
 def _is_body(task: Any, function: Callable[..., Any]) -> bool:
-    """Whether the function is that of the task itself, and not a helper that it calls."""
+    """Returns whether the function is the body of the task, and not a helper that the body calls."""
     for layer in (task.run, getattr(task, "_orig_run", None)):  # autoretry_for wraps it
         layer = inspect.unwrap(layer, stop=lambda each: _plain(each) is function) if layer else None
         if _plain(layer) is function:
@@ -361,5 +363,5 @@ def _plain(method: Any) -> Any:
 
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]
 def _release_all(**_: Any) -> None:
-    """Children of a pool end by os._exit, which calls nothing that is registered with atexit."""
+    """Children of a pool end by ``os._exit()``, which does not call functions that are registered with atexit."""
     locks.release_all()

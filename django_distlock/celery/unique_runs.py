@@ -1,4 +1,4 @@
-"""Deliveries of Celery's messages that hold their names: their copies, their retries, and those that nobody runs."""
+"""Deliveries of Celery messages that hold their names: copies, retries, and messages that no worker runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..unique.runs import UniqueRun, is_guarded, release_unrun
 from ..utils.clock import wall_clock
 from .tasks import UNIQUE_RUN, Run
 
-DUPLICATE = "duplicate"  # in the place of a lease, where the message is published only because a canvas waits for it
+DUPLICATE = "duplicate"  # replaces the lease in a message that is published only because a canvas waits for it
 
 SendHeaders = Callable[[Mapping[str, Any]], Any]  # publishes a message with these headers
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class Dropped(Ignore):  # type: ignore[misc]
-    """This delivery does nothing: the work is another message's."""
+    """This delivery does nothing, because the work belongs to another message."""
 
 
 class Delivery(UniqueRun):
@@ -41,7 +41,7 @@ class Delivery(UniqueRun):
         super().__init__(unique, queued, self._run.label, queued.message)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The body, or None in its place."""
+        """Call the body. Returns its result, or None if it is dropped."""
         request = self._task.request
         setattr(request, UNIQUE_RUN, self)
         try:
@@ -53,7 +53,7 @@ class Delivery(UniqueRun):
         finally:
             delattr(request, UNIQUE_RUN)
 
-    # An eager run is of no message, and has no copies.
+    # An eager run has no message and no copies.
 
     def _stop_if_done(self) -> None:
         request = self._queued.request
@@ -61,7 +61,7 @@ class Delivery(UniqueRun):
             self._run.stop_if_done(request.name, self._queued.succession.backend.pinned(request.prefix))
 
     def _stop_if_copy(self, busy: LockInfo) -> None:
-        """It is sent again."""
+        """Send the copy again."""
         place = place_of(busy.using, busy.prefix)
         self._run.ignore_copy(not_acquired(f"{busy.name!r} ({place})", busy, 1, None))
 
@@ -71,10 +71,10 @@ class Delivery(UniqueRun):
             self._run.leave_mark(request.name, self._queued.using, request.prefix)
 
     def publish_again(self, send: SendHeaders, headers: Mapping[str, Any], delay: float) -> Any:
-        """Send the message once more, as a retry or a requeue does. ``delay``: seconds until it is to run."""
+        """Send the message once more, for a retry or a requeue. ``delay``: seconds until it should run."""
         queued, seconds = self._queued, self._unique.ttl + delay
         if self._lease is None and not (self._is_over and self._unique.until == "start"):
-            self._is_over = True  # from now on the name is that of the next message
+            self._is_over = True  # from now on the name belongs to the next message
             sent = send({**headers, HEADER: queued.to_text()})
             lengthen(queued, seconds)
             return sent
@@ -86,7 +86,7 @@ class Delivery(UniqueRun):
                 "%s is sent again without a lease on its name: %s", self._run.label, error,
                 extra=queued.about("unique-not-kept"),
             )  # fmt: skip
-            # If it is free when the next run begins, that one takes it.
+            # If the name is free when the next run begins, that run takes it.
             return send({**headers, HEADER: queued.to_text()} if self._unique.until != "start" else _without(headers))
         if isinstance(answer, LockInfo):
             return send(_without(headers))
@@ -111,7 +111,7 @@ def _without(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def release_name_of(headers: Mapping[str, Any] | None) -> None:
-    """Free the name that a message holds which no worker will run."""
+    """Free the name of a message that no worker will run."""
     text = (headers or {}).get(HEADER)
     if text and text != DUPLICATE:
         release_unrun(text)

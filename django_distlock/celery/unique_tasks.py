@@ -1,4 +1,4 @@
-"""Tasks that are in the queue once: a second ``.delay()`` finds the first one."""
+"""Tasks that are in the queue only once: a second ``.delay()`` finds the first one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .tasks import UNIQUE_RUN
 from .unique_runs import DUPLICATE, Delivery
 
 ENTERED = "distlock_entered"  # attribute of the request of a run
-BY_BEAT = (RUN, "celery_beat_task")  # headers of what beats send: ours, and any beat of a Celery that is not too old
-CANVAS = ("chord", "chain", "group_id", "parent_id", "root_id", "reply_to")  # options of what a canvas sends
+BY_BEAT = (RUN, "celery_beat_task")  # headers of messages from beats: ours, and any beat of a Celery not too old
+CANVAS = ("chord", "chain", "group_id", "parent_id", "root_id", "reply_to")  # options of messages from a canvas
 
 
 def unique_task(
@@ -44,10 +44,10 @@ def unique_task(
     using: str = DEFAULT_ALIAS,
     **options: Any,
 ) -> Any:
-    """``@unique_task("sync:{account_id}")`` in the place of ``@shared_task``, with the arguments of ``unique()``.
+    """Use ``@unique_task("sync:{account_id}")`` in place of ``@shared_task``. It has the arguments of ``unique()``.
 
-    ``options``: those of ``@shared_task``, such as ``bind``, ``name`` and ``acks_late``. ``base``: a class derived from
-    UniqueTask.
+    ``options``: the options of ``@shared_task``, such as ``bind``, ``name`` and ``acks_late``. ``base``: a class
+    derived from UniqueTask.
 
     Raises ValueError for values out of range, InvalidLockName for a template that the function cannot fill, TypeError
     for a base that is not unique.
@@ -68,16 +68,16 @@ def unique_task(
     )  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> Any:
-        given.namer(function)  # which refuses a wrong template here, and not when the task is first used
+        given.namer(function)  # refuses a wrong template here, and not when the task is first used
         return shared_task(base=base, unique=given, **options)(function)
 
     return decorate(name) if is_bare else decorate
 
 
 class UniqueTask(DjangoTask):  # type: ignore[misc]
-    """The base of tasks that are in the queue once, as their attribute ``unique`` says.
+    """The base class of tasks that are in the queue only once. Their attribute ``unique`` says how.
 
-    ``apply_async(unique=False)`` queues one in any case.
+    ``apply_async(unique=False)`` always queues the task.
     """
 
     abstract = True
@@ -85,7 +85,7 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Of Celery, when the task becomes known to an app."""
+        """Celery calls this when an app gets to know the task."""
         if not isinstance(cls.unique, Unique):
             raise ImproperlyConfigured(
                 f"{cls.name} derives from UniqueTask, but its attribute 'unique' is {cls.unique!r}. Give it"
@@ -103,25 +103,25 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         return self._unique.namer(cast(Any, self.run))
 
     def unique_find(self, *args: Any, **kwargs: Any) -> UniqueHolder | None:
-        """Who has the task with these arguments queued, or runs it. None: nobody.
+        """Returns who has the task with these arguments queued, or runs it. None: nobody.
 
-        Raises LockBackendError, and TypeError for arguments that it does not take.
+        Raises LockBackendError, and TypeError for arguments that the task does not accept.
         """
         name = self._name_of(args, kwargs)
         [leases] = Succession(self._unique.using).backend.look([name])
         return UniqueHolder.of(leases[0]) if leases else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In a worker, or eagerly: run the task, unless its name is another message's."""
+        """In a worker, or eagerly: run the task, unless another message has its name."""
         request = self.request
-        if request.called_directly or getattr(request, ENTERED, False):  # as a function, also from its own body
+        if request.called_directly or getattr(request, ENTERED, False):  # called as a function, or from its own body
             return super().__call__(*args, **kwargs)
         setattr(request, ENTERED, True)
         text = (request.headers or {}).get(HEADER)
         if text == DUPLICATE:
             return None
         queued = read_lease(text, self._unique, f"{self.name}[{request.id}]") if text else None
-        if queued is None or task_of(queued.message) != str(request.id):  # as of one that was replaced
+        if queued is None or task_of(queued.message) != str(request.id):  # for example, of a task that was replaced
             return self.run(*args, **kwargs)
         return Delivery(self, self._unique, queued).call(args, kwargs)
 
@@ -137,9 +137,10 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         unique: bool = True,
         **options: Any,
     ) -> Any:
-        """As of each task. ``unique=False``: queue it whoever has its name, and let it run beside.
+        """Celery's ``apply_async()``. ``unique=False``: queue the task even if another message has its name, and let
+        both run.
 
-        Raises what ``on_duplicate`` and ``on_unavailable`` say: TaskAlreadyQueued, LockBackendError. Raises
+        Raises TaskAlreadyQueued and LockBackendError, as ``on_duplicate`` and ``on_unavailable`` say. Raises
         InvalidLockBackend for an alias whose store cannot keep tasks unique.
         """
         task_id = str(task_id or uuid())
@@ -153,11 +154,11 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
 
         request = self.request
         run: Delivery | None = getattr(request, UNIQUE_RUN, None)
-        if str(request.id) == task_id:  # a retry, a requeue, or what the task replaces itself by
+        if str(request.id) == task_id:  # a retry, a requeue, or the task by which this one replaces itself
             is_replaced = options.get("replaced_task_nesting", 0) != (request.replaced_task_nesting or 0)
             if not is_replaced or (run and run.name == self._name_of(tuple(args or ()), kwargs or {})):
                 return run.publish_again(send, headers, self._delay(options)) if run else send(headers)
-        headers.pop(HEADER, None)  # of the task that this one replaces
+        headers.pop(HEADER, None)  # the lease of the task that this one replaces
         if not unique:
             return send(headers)
         return self._publish(send, self._name_of(tuple(args or ()), kwargs or {}), task_id, headers, options)
@@ -168,7 +169,7 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         if (expires := self._seconds_until(options.get("expires", self.expires))) is not None:
             seconds = min(seconds, max(0.0, expires))
         message = str(headers.get(MESSAGE, ""))
-        if task_of(message) != task_id:  # as of messages.identify(), which is to leave it then
+        if task_of(message) != task_id:  # give the id here; messages.identify() then does not change it
             message = headers[MESSAGE] = new_message(task_id)
         queued = QueuedLease.new(
             succession, name, given.template, succession.backend.prefix_now(), f"{self.name}[{task_id}]", message,
@@ -190,13 +191,13 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         return self.AsyncResult(found.task_id) if how == "return" and found.task_id else None
 
     def _delay(self, options: Mapping[str, Any]) -> float:
-        """Seconds until a message may be run."""
+        """Returns the seconds until a worker may run the message."""
         if (countdown := options.get("countdown")) is not None:
             return max(0.0, float(countdown))
         return max(0.0, self._seconds_until(options.get("eta")) or 0.0)
 
     def _seconds_until(self, moment: Any) -> float | None:
-        """``moment``: a number of seconds, a datetime or its text; None."""
+        """Returns the seconds until ``moment``, which is a number of seconds, a datetime or its text, or None."""
         if moment is None or isinstance(moment, int | float):
             return moment
         if isinstance(moment, str):
@@ -205,7 +206,7 @@ class UniqueTask(DjangoTask):  # type: ignore[misc]
         return cast(float, (aware - datetime.now(UTC)).total_seconds())
 
 
-# Of unique_task(), which is told from its use without parentheses by these
+# The defaults of unique_task(), by which it recognizes that it is used without parentheses
 DEFAULTS = ("end", DEFAULT_TTL, "return", "raise", DEFAULT_ALIAS, UniqueTask)
 
 
