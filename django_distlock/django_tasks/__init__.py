@@ -1,4 +1,4 @@
-"""Tasks of ``django.tasks`` that are in the queue once. Needs Django 6."""
+"""Tasks of ``django.tasks`` that are in the queue only once. Needs Django 6."""
 
 from django import VERSION
 

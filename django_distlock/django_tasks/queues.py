@@ -1,4 +1,4 @@
-"""What unique tasks need of a backend of ``django.tasks``, for the backends that can give it."""
+"""The operations that unique tasks need from a backend of ``django.tasks``, for the backends that can have them."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ REMEDY = "Use django.tasks' ImmediateBackend, or the DatabaseBackend of django-t
 
 
 class Queue(ABC):
-    """What is asked of a backend."""
+    """The operations of a backend."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
     @abstractmethod
     def new_id(self) -> str:
-        """Of the next message; "" if only the backend can tell, later."""
+        """Returns the id of the next message; "" if only the backend makes it, later."""
 
     @abstractmethod
     def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
-        """With the id that ``new_id()`` gave. Raises InvalidTaskBackend where the message has another one."""
+        """Queue a message with the id from ``new_id()``. Raises InvalidTaskBackend if the message has another id."""
 
     @abstractmethod
     def find(self, result_id: str) -> AnyResult | None:
-        """None: it cannot be looked up."""
+        """Returns the result with this id; None if it cannot be looked up."""
 
     @abstractmethod
     def open_transaction(self) -> str | None:
-        """The database in which a message would be written now, if that is to be committed by a transaction."""
+        """Returns the alias of the database with the messages if a transaction is open there; else None."""
 
 
 class ImmediateQueue(Queue):
-    """A backend that runs each task within ``enqueue()``, and thinks of its id there."""
+    """A backend that runs each task within ``enqueue()``, and makes its id there."""
 
     def new_id(self) -> str:
         return ""
@@ -67,7 +67,7 @@ class ImmediateQueue(Queue):
 
 
 class DatabaseQueue(Queue):
-    """A table, to which messages are added, maybe in a transaction of the caller."""
+    """A backend that adds messages to a table, perhaps in a transaction of the caller."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
@@ -78,11 +78,11 @@ class DatabaseQueue(Queue):
     def new_id(self) -> str:
         key = self._model._meta.pk
         made = (self._backend.id_function or key.get_default)()
-        # An expression of the database is known when the row is written, and the id must be known before.
+        # The value of a database expression is known only when the row is written, but the id must be known before.
         return str(key.get_default() if hasattr(made, "resolve_expression") else key.to_python(made))
 
     def enqueue(self, task: AnyTask, result_id: str, args: Any, kwargs: Any) -> AnyResult:
-        backend = copy(self._backend)  # other threads and tasks may use that one
+        backend = copy(self._backend)  # other threads and tasks may use the original
         backend.id_function = lambda: UUID(result_id)
         result: AnyResult = backend.enqueue(task, args, kwargs)
         if result.id != result_id:
@@ -111,7 +111,7 @@ class DatabaseQueue(Queue):
         return bool(self._waiting(result_id).exists())
 
     def conclude(self, result_id: str) -> None:
-        """Let the message count as one that succeeded with None, unless a worker has it already."""
+        """Mark the message as one that succeeded with None, unless a worker has it already."""
         self._waiting(result_id).update(status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
 
     def _waiting(self, result_id: str) -> Any:
@@ -120,7 +120,7 @@ class DatabaseQueue(Queue):
 
 
 def queue_of(alias: str) -> Queue:
-    """Of the backend. Raises InvalidTaskBackend for one on which no task can be unique."""
+    """Returns the queue of the backend. Raises InvalidTaskBackend if no task can be unique on the backend."""
     backend = task_backends[alias]
     if (kind := _kind_of(backend)) is None:
         raise InvalidTaskBackend(f"{refusal_of(backend)} {REMEDY}")
@@ -128,7 +128,7 @@ def queue_of(alias: str) -> Queue:
 
 
 def refusal_of(backend: BaseTaskBackend) -> str:
-    """Why no task can be unique on it; "" if it can."""
+    """Returns why no task can be unique on the backend; "" if tasks can."""
     if _kind_of(backend) is not None:
         return ""
     return (

@@ -1,6 +1,6 @@
-"""Tasks of ``django.tasks`` that are in the queue once: a second ``enqueue()`` finds the first one.
+"""Tasks of ``django.tasks`` that are in the queue only once: a second ``enqueue()`` finds the first one.
 
-The lease of a message is one more argument of it, which ``call()`` takes away. The id of the message is that of its
+A message carries its lease as one more argument, which ``call()`` removes. The id of the message is the id of its
 result.
 """
 
@@ -43,7 +43,7 @@ from ..unique.runs import UniqueRun, is_guarded, read_lease, release_unrun
 from ..utils.clock import clock, sleep, wall_clock
 from .queues import AnyResult, AnyTask, DatabaseQueue, Queue, queue_of
 
-LOOK_EVERY = 1.0  # seconds between two looks at a name that another run of the same message has
+LOOK_EVERY = 1.0  # seconds between two looks at a name that another run of the same message holds
 
 STATUS = {
     "queued": TaskResultStatus.READY,
@@ -53,20 +53,20 @@ STATUS = {
 
 logger = logging.getLogger("django_distlock")
 
-# Of this thread: the result of the unique task that a backend calls next, and the lease of the last one that it called.
+# In this thread: the result of the unique task that a backend calls next, and the lease of the task it called last.
 started: ContextVar[AnyResult | None] = ContextVar("distlock_started", default=None)
 called: ContextVar[str] = ContextVar("distlock_called", default="")
 
 
 @receiver(task_started)
 def _on_started(task_result: AnyResult, **_: Any) -> None:
-    """Of a backend, in the thread that calls the task next: only so one that takes no context is told its id."""
+    """A backend sends this signal in the thread that then calls the task: so a task without context gets its id."""
     started.set(task_result if FIELD in task_result.kwargs else None)
 
 
 @receiver(task_finished)
 def _on_finished(task_result: AnyResult, **_: Any) -> None:
-    """Of one that failed before it was called, as by a receiver of ``task_started``: nobody else frees its name."""
+    """Free the name of a task that failed before it was called, for example in a receiver of ``task_started``."""
     text = task_result.kwargs.get(FIELD)
     if text and text != called.get() and task_result.status == TaskResultStatus.FAILED:
         release_unrun(text)
@@ -88,30 +88,30 @@ def unique_task(
     backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     takes_context: bool = False,
 ) -> Any:
-    """``@unique_task("sync:{account_id}")`` in the place of Django's ``@task``, whose options it takes, too.
+    """Use ``@unique_task("sync:{account_id}")`` in place of Django's ``@task``. It has the options of ``@task``, too.
 
-    ``template``: of the name of the task's lock, over the arguments that ``enqueue()`` is given; in its place ``name``
-    may be a callable that gets them and returns the name. Neither: the task is unique as a whole. The lock is
-    ``unique:`` and the name.
+    ``template``: the template of the name of the task's lock, with fields for the arguments of ``enqueue()``. Instead,
+    ``name`` may be a callable that gets them and returns the name. Without both, the task is unique as a whole. The
+    lock is ``unique:`` and the name.
 
     ``until``: when the same task may be queued again. ``"start"``: when its body begins; ``"end"``: when it has
     returned or raised; ``"success"``: ``ttl`` seconds after it was queued, or when it has raised.
 
-    ``ttl``: seconds for which a message that nobody runs keeps others from being queued, beside the time until its
-    ``run_after``. A run keeps the name for as long as it takes; that of a worker that was killed for the ``TTL`` of
-    the alias.
+    ``ttl``: seconds for which a message that no worker runs keeps others from being queued, in addition to the time
+    until its ``run_after``. A run keeps the name for as long as it takes. The run of a worker that was killed keeps it
+    for the ``TTL`` of the alias.
 
     ``on_duplicate``: ``"return"`` returns the TaskResult of the message that is queued or running, ``"raise"`` raises
     TaskAlreadyQueued, ``"drop"`` returns None.
 
-    ``on_unavailable``: when the store cannot be asked, ``"raise"`` raises LockBackendError, and ``"run"`` queues and
-    runs the task as one that is not unique.
+    ``on_unavailable``: if the store cannot be asked, ``"raise"`` raises LockBackendError, and ``"run"`` queues and runs
+    the task as if it were not unique.
 
     ``using``: an alias of locks on Redis or on a database; in local memory only if one process queues the tasks and
     runs them. ``backend``: an alias of ``TASKS``.
 
-    Raises ValueError for values out of range, InvalidLockName for a template that the function cannot fill, and what
-    ``@task`` raises.
+    Raises ValueError for values out of range, InvalidLockName for a template that the function cannot fill, and the
+    errors of ``@task``.
     """
     if callable(template) and (name is not None or getattr(template, "__name__", "") == "<lambda>"):
         raise TypeError("A callable that makes the name is given as @unique_task(name=...).")
@@ -135,9 +135,9 @@ def unique_task(
 
 @dataclass(frozen=True, kw_only=True)
 class UniqueTask(AnyTask):
-    """A task that is in the queue once.
+    """A task that is in the queue only once.
 
-    ``unique``: what ``@unique_task`` was given. ``is_bypassed``: it is queued as any other task all the same.
+    ``unique``: the arguments of ``@unique_task``. ``is_bypassed``: it is queued like any other task nevertheless.
     """
 
     unique: Unique
@@ -160,7 +160,7 @@ class UniqueTask(AnyTask):
         return checked
 
     def check_template(self) -> None:
-        """Raises InvalidLockName where the task cannot fill it, before it is first queued."""
+        """Raises InvalidLockName if the task cannot fill its template, before the task is first queued."""
         name = self.unique.name
         if self.takes_context and isinstance(name, str) and "context" in names.parse(name).arguments:
             raise InvalidLockName(f"The template {name!r} asks for 'context', which enqueue() is not given.")
@@ -175,14 +175,14 @@ class UniqueTask(AnyTask):
         backend: str | None = None,
         unique: bool | None = None,
     ) -> UniqueTask:
-        """As of each task. ``unique=False``: one that is queued whoever has its name; True: one that is not, again."""
+        """``using()`` of tasks. ``unique=False``: returns a task that is always queued; True: a unique one again."""
         changed = super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
         return replace(cast(UniqueTask, changed), is_bypassed=self.is_bypassed if unique is None else not unique)
 
     def unique_find(self, *args: Any, **kwargs: Any) -> UniqueHolder | None:
-        """Who has the task with these arguments queued, or runs it. None: nobody.
+        """Returns who has the task with these arguments queued, or runs it. None: nobody.
 
-        Raises LockBackendError, and TypeError for arguments that it does not take.
+        Raises LockBackendError, and TypeError for arguments that the task does not accept.
         """
         [leases] = Succession(self.unique.using).backend.look([self._name_of(args, kwargs)])
         return UniqueHolder.of(leases[0]) if leases else None
@@ -192,19 +192,19 @@ class UniqueTask(AnyTask):
         return await sync_to_async(self.unique_find)(*args, **kwargs)
 
     def enqueue(self, *args: Any, **kwargs: Any) -> Any:
-        """As of each task. In the place of a duplicate, what ``on_duplicate`` says.
+        """``enqueue()`` of tasks. A duplicate is not queued; ``on_duplicate`` says what happens instead.
 
-        None in the place of a TaskResult where somebody else has a lock of its name; and with ImmediateBackend also
-        where a task of another thread is about to begin, whose id is not known yet.
+        Returns None instead of a TaskResult if something else holds a lock with its name, and with ImmediateBackend
+        also if a task of another thread is about to begin, because its id is not known yet.
 
-        In a transaction of the database that has the messages, the message is written in any case, and it is decided at
-        COMMIT whether it is a duplicate: then it succeeds with None, and does nothing.
+        In a transaction of the database with the messages, the message is always written. At COMMIT it is decided
+        whether it is a duplicate. A duplicate succeeds with None, and does nothing.
 
         Raises TaskAlreadyQueued and LockBackendError as the options say; InvalidTaskBackend for a backend, and
         InvalidLockBackend for an alias, that cannot keep tasks unique; TypeError for arguments that the task does not
-        take; TransactionManagementError with autocommit off, where nobody is told of COMMIT.
+        accept; TransactionManagementError with autocommit off, because then nobody learns of COMMIT.
         """
-        kwargs.pop(FIELD, None)  # of the message that these arguments come from
+        kwargs.pop(FIELD, None)  # the lease of the message from which these arguments come
         if self.is_bypassed:
             return super().enqueue(*args, **kwargs)
         given, queue, name = self.unique, queue_of(self.backend), self._name_of(args, kwargs)
@@ -233,7 +233,7 @@ class UniqueTask(AnyTask):
         return await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
 
     def _decide(self, queue: DatabaseQueue, queued: QueuedLease, result_id: str) -> None:
-        """After COMMIT: from then on the message may be run, and keeps others out of the queue."""
+        """Decide after COMMIT whether the message is a duplicate. From then on it may run, and keeps others out."""
         if not queue.is_waiting(result_id):
             return  # a worker has it already
         if (found := claim(self.unique, queued)) is not None:
@@ -242,18 +242,18 @@ class UniqueTask(AnyTask):
         elif queued.is_granted:
             if queue.is_waiting(result_id):
                 lengthen(queued, self.unique.ttl + self._delay())
-            else:  # this process may have been stopped for so long that the message is done
+            else:  # this process may have been stopped so long that the message is done
                 queued.succession.release_in_background(queued.request)
 
     def _delay(self) -> float:
-        """Seconds until a message may be run."""
+        """Returns the seconds until a worker may run the message."""
         return max(0.0, (self.run_after - timezone.now()).total_seconds()) if self.run_after else 0.0
 
     def _label(self, result_id: str) -> str:
         return f"{self.module_path}[{result_id}]" if result_id else self.module_path
 
     def _result_of(self, queue: Queue, found: UniqueHolder) -> AnyResult:
-        """Of the message that has the name; where it cannot be looked up, no more than its id and its state."""
+        """Returns the result of the message that has the name; only its id and state if it cannot be looked up."""
         return queue.find(found.task_id) or AnyResult(
             task=self, id=found.task_id, status=STATUS[found.state], enqueued_at=None, started_at=None,
             finished_at=None, last_attempted_at=None, args=[], kwargs={}, backend=self.backend, errors=[],
@@ -261,7 +261,7 @@ class UniqueTask(AnyTask):
         )  # fmt: skip
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """In a worker: run the task, unless its name is another message's. Without a message, call the function."""
+        """In a worker: run the task, unless another message has its name. Without a message: call the function."""
         text = kwargs.pop(FIELD, None)
         function = partial(super().call, *args, **kwargs)
         if text is None or self.is_bypassed:
@@ -271,7 +271,7 @@ class UniqueTask(AnyTask):
         called.set(text)
 
         def body() -> Any:
-            """What no backend can keep is raised here already, so that its run gives up the name."""
+            """Raises here if the result is one that no backend can keep, so that the run gives up the name."""
             return normalize_json(function())
 
         result_id = result.id if result and result.kwargs.get(FIELD) == text else ""
@@ -279,7 +279,7 @@ class UniqueTask(AnyTask):
         if queued is None:
             return body()
         message = queued.message if task_of(queued.message) else new_message(result_id)
-        if result_id and task_of(message) != result_id:  # as of a message that somebody has copied
+        if result_id and task_of(message) != result_id:  # for example, a message that somebody has copied
             return body()
         return TaskRun(self.unique, queued, self._label(task_of(message)), message).call(self.func, body)
 
@@ -291,21 +291,21 @@ class UniqueTask(AnyTask):
 
 
 class Dropped(Exception):
-    """This run does nothing: the work is another message's."""
+    """This run does nothing, because the work belongs to another message."""
 
 
 class TaskRun(UniqueRun):
     """One run of a task of ``django.tasks`` for its message.
 
-    The backends make no copies of a message. So where another run of it has the name, somebody has set its row back to
-    ready, and wants it run once more.
+    The backends make no copies of a message. So if another run of the message has the name, somebody has set its row
+    back to ready and wants it to run once more.
     """
 
     dropped = Dropped
     _waits_since: float | None = None
 
     def call(self, function: Callable[..., Any], body: Callable[[], Any]) -> Any:
-        """The body, or None in its place."""
+        """Call the body. Returns its result, or None if it is dropped."""
         token = task_context.unique_body.set((function, self.body_begins))
         try:
             return self.run(body, is_guarded=is_guarded(function))
@@ -315,9 +315,9 @@ class TaskRun(UniqueRun):
             task_context.unique_body.reset(token)
 
     def _stop_if_copy(self, busy: LockInfo) -> None:
-        """Wait for the end of the other run: for a TTL, in which the lease of a worker that was killed ends.
+        """Wait for the end of the other run, at most for a TTL: by then the lease of a killed worker ends.
 
-        One that has succeeded is over: it gives up the name that it keeps for ``until="success"``. Raises
+        A run that has succeeded is over, so the name that it keeps for ``until="success"`` is taken from it. Raises
         LockNotAcquired.
         """
         queued, now = self._queued, clock()

@@ -1,2 +1,1 @@
-"""Tasks that are in the queue once, whatever queue that is. ``celery`` and ``django_tasks`` have
-what their messages need."""
+"""Tasks that are in the queue only once, for any queue. ``celery`` and ``django_tasks`` have the parts for theirs."""

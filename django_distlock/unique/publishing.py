@@ -1,4 +1,4 @@
-"""Publishing a message that holds its name, and finding who has the name already."""
+"""Publishes a message that holds its name, and finds out who already has the name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ logger = logging.getLogger("django_distlock")
 class UniqueHolder(NamedTuple):
     """Who has the name of a unique task.
 
-    ``state``: "queued", "running"; or "done", of one with ``until="success"`` that has succeeded. ``task_id``: "" where
-    somebody else has a lock of that name, and where a task of ImmediateBackend is about to begin. ``info``: its lease.
+    ``state``: "queued", "running" or "done"; "done" is a task with ``until="success"`` that has succeeded. ``task_id``:
+    "" if something else holds a lock with that name, and if a task of ImmediateBackend is about to begin. ``info``: the
+    lease of the name.
     """
 
     task_id: str
@@ -42,11 +43,12 @@ class UniqueHolder(NamedTuple):
 
 
 def claim(given: Unique, queued: QueuedLease) -> UniqueHolder | None:
-    """Take the name for a message that is about to be published, or tell who has it.
+    """Take the name for a message that is about to be published. Returns who has it; None if the message may be
+    published.
 
-    ``queued.is_granted`` tells whether it was taken: not where the store does not answer, and the message is to be
-    published all the same. Where a run of this very message has the name already, no duplicate is told of. Raises
-    LockBackendError.
+    ``queued.is_granted``: whether the name was taken. With None and without a grant, the store does not answer, and the
+    message is published nevertheless. If a run of this very message already has the name, no duplicate is reported.
+    Raises LockBackendError.
     """
     request, backend, began = queued.request, queued.succession.backend, clock()
     about = {"name": request.name, "template": request.template or request.name, "using": queued.using}
@@ -68,7 +70,7 @@ def claim(given: Unique, queued: QueuedLease) -> UniqueHolder | None:
         return None
     found = UniqueHolder.of(answer)
     if answer.holder and answer.holder.message == queued.message:
-        return found  # a worker may be faster than this
+        return found  # a worker may be faster than this process
     signals.send_signal(
         signals.lock_busy, type(backend), **about, holder=answer.holder, waited=clock() - began, reason="duplicate"
     )
@@ -79,10 +81,10 @@ def claim(given: Unique, queued: QueuedLease) -> UniqueHolder | None:
 
 
 def publish(queued: QueuedLease, send: Send, seconds: float) -> Any:
-    """Send a message that holds its name, which lasts for ``seconds`` once the broker took the message.
+    """Send a message that holds its name. After the broker has accepted it, the lease lasts for ``seconds``.
 
-    Until then the lease lasts for the TTL of the alias alone, so that a process which is killed before it has
-    published leaves nothing behind for long. If that takes longer than the TTL, nothing is left to be lengthened.
+    Until then the lease lasts only for the TTL of the alias, so that a process that is killed before it has published
+    does not keep the name for long. If publishing takes longer than the TTL, there is no lease left to lengthen.
     """
     succession, request = queued.succession, queued.request
     try:
@@ -101,7 +103,7 @@ def publish(queued: QueuedLease, send: Send, seconds: float) -> Any:
 
 
 def lengthen(queued: QueuedLease, seconds: float) -> None:
-    """The message is in the queue already: what fails is logged."""
+    """Lengthen the lease. The message is already in the queue, so a failure is logged."""
     try:
         queued.succession.backend.renew([(queued.request, seconds)])
     except LockBackendError as error:
@@ -112,7 +114,7 @@ def lengthen(queued: QueuedLease, seconds: float) -> None:
 
 
 def already_queued(task: str, found: UniqueHolder) -> TaskAlreadyQueued:
-    """``task``: its name."""
+    """Returns the error for a duplicate. ``task``: the name of the task."""
     info = found.info
     return TaskAlreadyQueued(
         f"{task} is not queued again: {found}. The name {info.name!r} ({place_of(info.using, info.prefix)}) is"

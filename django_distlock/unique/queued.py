@@ -1,7 +1,7 @@
-"""The lease of a message that waits in a queue, which travels with the message.
+"""The lease of a message that waits in a queue. It travels with the message.
 
-It is written down as a lease that was detached. Whoever receives the message goes on with it: a worker that runs the
-task, and one that rejects it.
+It is written like a detached lease. The process that receives the message continues with it: a worker that runs the
+task, or one that rejects it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ..types import NOT_WAITING, Grant, Holder, LockRequest
 from ..utils.clock import wall_clock
 from ..utils.events import about_event
 
-FIELD = "distlock_unique"  # of a message: a detached lease
-QUEUED = "queued: "  # what the label of its holder begins with
+FIELD = "distlock_unique"  # the field of a message with the detached lease
+QUEUED = "queued: "  # the beginning of the label of its holder
 
 
 class QueuedLease:
-    """A request with which a message holds its name, and until when it may do so.
+    """The request with which a message holds its name, and until when it may do so.
 
-    ``message``: the id of the message. ``until``: seconds of Unix time: when the name is free again although nobody has
-    run the task; with ``until="success"``, also after it was run.
+    ``message``: the id of the message. ``until``: when the name is free again if no worker has run the task, in seconds
+    of Unix time; with ``until="success"``, also if a worker has run it.
     """
 
     def __init__(self, succession: Succession, request: LockRequest, until: float, fence: int = 0) -> None:
@@ -34,7 +34,7 @@ class QueuedLease:
     def new(
         cls, succession: Succession, name: str, template: str, prefix: str, task: str, message: str, until: float
     ) -> Self:
-        """``prefix``: what a callable KEY_PREFIX answered; ``task``: name and id of the task."""
+        """``prefix``: the result of a callable KEY_PREFIX. ``task``: name and id of the task."""
         holder = Holder.here(f"{QUEUED}{task}", message=message)
         request = LockRequest(
             name, succession.ttl, holder, template=template, prefix=prefix, deadline=NOT_WAITING
@@ -63,11 +63,11 @@ class QueuedLease:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until ``until``."""
         return max(0.0, self.until - wall_clock())
 
     def again(self, until: float) -> Self:
-        """One with another token, for the next message of the same work."""
+        """Returns one with another token, for the next message of the same work."""
         holder = self.request.holder
         new = Holder.here(holder.label, message=holder.message)
         return type(self)(self.succession, self.request.with_new_token().copy(holder=new), until)
@@ -86,7 +86,7 @@ class QueuedLease:
         """Raises LockNotHeld and LockBackendError for a text that cannot be read, InvalidLockBackend."""
         detached = Detached.from_text(text)
         here = Holder.here(detached.label, message=detached.text_id)
-        # The publisher may have asked more than once, and one of its commands be on its way to the store.
+        # The publisher may have asked more than once, and one of its commands may still be on its way to the store.
         request = LockRequest(
             detached.name, Terms(**detached.terms).ttl, here._replace(since=detached.since), detached.token,
             in_doubt=True, prefix=detached.prefix, template=detached.template, slot=detached.slot, deadline=NOT_WAITING,
@@ -94,7 +94,7 @@ class QueuedLease:
         return cls(Succession(detached.using), request, detached.until, detached.fence)
 
     def about(self, event: str) -> dict[str, Any]:
-        """Of a record of the log."""
+        """Returns the ``extra`` of a log record."""
         request = self.request
         return about_event(
             event, alias=self.using, name=request.name, template=request.template or request.name,

@@ -1,4 +1,4 @@
-"""Runs of unique tasks: the lease of their message becomes one that ends soon if the worker is killed."""
+"""Runs of unique tasks. They exchange the lease of their message for one that ends soon if the worker is killed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ logger = logging.getLogger("django_distlock")
 
 
 def is_guarded(function: Any) -> bool:
-    """Whether ``@distributed_lock`` is below: then that says when the body begins."""
+    """Returns whether the function has ``@distributed_lock``, which then says when the body begins."""
     return hasattr(function, key.MARK)
 
 
 def read_lease(text: str, given: Unique, task: str) -> QueuedLease | None:
-    """What a message says of its lease. None: it cannot be read, and the task is to run all the same.
+    """Returns the lease of a message. None: it cannot be read, and the task should run nevertheless.
 
-    ``task``: name and id. Raises LockBackendError.
+    ``task``: name and id of the task. Raises LockBackendError.
     """
     try:
         return QueuedLease.from_text(text)
@@ -39,11 +39,11 @@ def read_lease(text: str, given: Unique, task: str) -> QueuedLease | None:
 
 
 def release_unrun(text: str) -> None:
-    """Free, in the background, the name that a message holds whose task does not run. By its own token."""
+    """Free the name of a message whose task does not run, in the background and by the message's own token."""
     try:
         queued = QueuedLease.from_text(text)
         queued.succession.release_in_background(queued.request, longest_ttl=queued.left)
-    except Exception as error:  # whatever others put into their messages: the worker goes on
+    except Exception as error:  # the worker continues, whatever others put into their messages
         logger.warning(
             "The name that a unique task holds cannot be freed; it ends by its ttl: %s", error,
             extra=about_event("unique-not-freed"),
@@ -53,8 +53,8 @@ def release_unrun(text: str) -> None:
 class UniqueRun:
     """One delivery of a message that holds its name, in the worker that runs its task.
 
-    A class for a queue says what is raised to end a run whose work is another message's (``dropped``); and what
-    becomes of copies of the message, if the queue makes any.
+    The class for a queue says which exception ends a run whose work belongs to another message (``dropped``), and what
+    happens to copies of the message, if the queue makes any.
 
     ``label``: name and id of the task. ``message``: the id of the message.
     """
@@ -64,7 +64,7 @@ class UniqueRun:
     def __init__(self, unique: Unique, queued: QueuedLease, label: str, message: str) -> None:
         self._unique, self._queued, self._label, self._message = unique, queued, label, message
         self._lease: SucceedingLease | None = None
-        self._is_over = False  # whether its message has given up its name, or the next one has it
+        self._is_over = False  # whether its message has given up the name, or the next message has it
         self._is_unavailable = False
 
     @property
@@ -75,14 +75,14 @@ class UniqueRun:
         """Ends the run if another delivery of the message has done the work. Raises LockBackendError."""
 
     def _stop_if_copy(self, busy: LockInfo) -> None:
-        """Ends the run, whose name another delivery of the message has. Returns if it is to ask for it again."""
+        """Ends the run because another delivery of the message has its name. Returns if the run must ask again."""
         raise NotImplementedError
 
     def _leave_mark(self) -> None:
-        """For other deliveries of the message: the work is done."""
+        """Leave a mark for other deliveries of the message: the work is done."""
 
     def run(self, body: Callable[[], Any], *, is_guarded: bool) -> Any:
-        """What the body returns. ``is_guarded``: it calls ``body_begins()`` itself, when it has its lock."""
+        """Run the body and return its result. ``is_guarded``: the body calls ``body_begins()`` when it has its lock."""
         is_done = False
         try:
             if self._unique.until != "start":
@@ -107,7 +107,7 @@ class UniqueRun:
             while isinstance(answer := queued.succession.begin(queued.request, request), LockInfo):
                 self._stop_if_late(answer)
             self._lease = answer
-            # Also where it was granted the name: another delivery may have held it, and be done.
+            # Also if the name was granted: another delivery may have held it and be done.
             self._stop_if_done()
         except LockBackendError as error:
             self._go_on_without(error)
@@ -130,7 +130,7 @@ class UniqueRun:
         self._is_over = True
 
     def _stop_if_late(self, busy: LockInfo) -> None:
-        """The name is not this delivery's any more. Returns if it is to be asked for again."""
+        """Ends the run because this delivery no longer has the name. Returns if the run must ask again."""
         self._stop_if_done()
         if busy.holder and busy.holder.message == self._message:
             self._stop_if_copy(busy)
@@ -143,7 +143,7 @@ class UniqueRun:
         raise self.dropped(f"{self._label} is dropped.")
 
     def _go_on_without(self, error: LockBackendError) -> None:
-        """The store does not answer. Raises the error, unless the task is to run all the same."""
+        """Continue without the store, which does not answer. Raises the error unless the task should still run."""
         self._is_over = self._is_unavailable = True
         queued = self._queued
         queued.succession.release_in_background(queued.request, longest_ttl=queued.left)
@@ -168,6 +168,6 @@ class UniqueRun:
         try:
             lease.release()
         except (LockLost, LockNotHeld):
-            pass  # which was logged when it happened
+            pass  # it was logged when it happened
         except LockBackendError as error:
             logger.error("%s", error, extra=queued.about("end-failed"))
