@@ -1,4 +1,4 @@
-"""Actions of a command, as ``list`` and ``show`` of ``manage.py locks``."""
+"""Actions of a command, such as ``list`` and ``show`` of ``manage.py locks``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class AnyWord(dict[str, ArgumentParser]):
-    """The parsers of the actions, as argparse knows them: among the choices is every word, because of prefixes."""
+    """The parsers of the actions, for argparse. Every word is a valid choice, because it may be a prefix."""
 
     def __contains__(self, word: object) -> bool:
         return True
 
 
 class Actions(_SubParsersAction):  # type: ignore[type-arg]
-    """The actions of the command. What is none of them is the prefix of a list, unless it looks like one misspelt."""
+    """The actions of the command. Another word is the prefix for ``list``, unless it looks like a misspelt action."""
 
     def add_parser(self, name: str, **kwargs: Any) -> ArgumentParser:
         parser: ArgumentParser = super().add_parser(name, **kwargs)

@@ -1,4 +1,4 @@
-"""Lengths of time as they are written on a command line: ``90``, ``0.5``, ``90s``, ``5m``, ``1h30m``, ``30d``."""
+"""Lengths of time on a command line: ``90``, ``0.5``, ``90s``, ``5m``, ``1h30m``, ``30d``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _PARTS = re.compile("(?=.)" + "".join(rf"(?:([\d.]+){unit})?" for unit in _UNITS
 
 
 class Duration:
-    """The type of an argument that is a length of time, in seconds.
+    """The type of an argument that is a length of time; its value is in seconds.
 
-    ``least``, ``most``: its bounds, as they would be written. ``or_forever``: 'forever' is allowed, too, and is None.
+    ``least``, ``most``: its limits, as texts like those on the command line. ``or_forever``: 'forever' is allowed, too,
+    and becomes None.
     """
 
     def __init__(self, least: str = "0s", most: str = "", *, or_forever: bool = False) -> None:

@@ -11,13 +11,13 @@ from ..utils.clock import wall_clock
 
 
 def moment_before(text: str) -> float:
-    """Seconds of Unix time. A time without a day is the last one before now.
+    """Returns a moment in seconds of Unix time. A time without a day is the last such time before now.
 
-    In the time zone of Django, where the text names none.
+    Without a time zone in the text, it is in Django's time zone.
     """
     zone, now = timezone.get_current_timezone(), datetime.fromtimestamp(wall_clock(), UTC)
     try:
-        found = datetime.fromisoformat(text)  # first: 20261126 is a day, and would be a time as well
+        found = datetime.fromisoformat(text)  # first, because 20261126 is a day, but can also be read as a time
     except ValueError:
         return _last(text, zone, now).timestamp()
     found = found if found.tzinfo else found.replace(tzinfo=zone)
@@ -27,7 +27,7 @@ def moment_before(text: str) -> float:
 
 
 def _last(text: str, zone: tzinfo, now: datetime) -> datetime:
-    """The last moment at which it was that time of the day, in its own time zone if it names one."""
+    """Returns the last moment with this time of day, in the time zone of the text if it names one."""
     try:
         clock_time = time.fromisoformat(text)
     except ValueError:

@@ -11,9 +11,9 @@ from django.utils.translation import gettext, override
 
 
 class TranslatedCommand(BaseCommand):
-    """Says ``help``, which is English in the source, in the language of the project.
+    """Shows ``help``, which is English in the source, in the language of the project.
 
-    On a terminal, or into a pipe, whose encoding lacks the characters of that language, all of the command is English.
+    If the encoding of the terminal or pipe lacks characters of that language, the whole command is in English.
     """
 
     def run_from_argv(self, argv: list[str]) -> None:

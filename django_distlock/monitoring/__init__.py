@@ -1,1 +1,1 @@
-"""What is locked now, for the admin and the commands."""
+"""Shows which locks are held now, for the admin and the commands."""

@@ -1,4 +1,4 @@
-"""The filters of the admin's lists, which count in an inventory."""
+"""The filters of the admin's lists. They count in an inventory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..utils.text import printable
 from .admin_querysets import prefix_of
 from .inventory import Inventory
 
-MOST_CHOICES = 20  # of prefixes and hosts, those with the most locks
+MOST_CHOICES = 20  # prefixes or hosts to choose from: those with the most locks
 
 
 def inventory_of(request: Any) -> Inventory:
-    """The snapshot of this request."""
+    """Returns the snapshot of this request."""
     if not hasattr(request, "distlock_inventory"):
         request.distlock_inventory = Inventory()
     return cast(Inventory, request.distlock_inventory)
 
 
 class CountedFilter(admin.SimpleListFilter):
-    """A filter whose facets are counted without a database."""
+    """A filter that counts its facets without a database."""
 
     def get_facet_queryset(self, changelist: Any) -> dict[str, int]:
         rows = changelist.get_queryset(self.request, exclude_parameters=self.expected_parameters())
@@ -68,7 +68,7 @@ class PrefixFilter(CountedFilter):
 
 
 class HostFilter(CountedFilter):
-    """A filter by the host of the holder, where there are not too many leases to ask for theirs."""
+    """A filter by the host of the holder, unless there are too many leases to ask for their holders."""
 
     title = _("host")
     parameter_name = "host"
@@ -78,7 +78,7 @@ class HostFilter(CountedFilter):
         return holder.host if holder else ""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """With the one that is chosen, which may hold nothing any more: Django ignores a filter without choices."""
+        """Includes the chosen host even if it no longer holds a lock: Django ignores a filter without choices."""
         holders = (inventory_of(request).holders() or {}).values()
         counted = Counter([holder.host for holder in holders if holder])
         hosts = {host for host, _ in counted.most_common(MOST_CHOICES)}

@@ -1,4 +1,4 @@
-"""What the admin's pages of locks and of beat have in common."""
+"""The common parts of the admin's pages of locks and of beat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock")
 
-# What the script says, in the language of each request, without a script inside of the page
+# The texts of the script, in the language of each request, so that no script is inside the page
 TEXTS = {
     "pause": _("Pause"),
     "resume": _("Resume"),
@@ -34,10 +34,10 @@ TEXTS = {
     "failed": _("The page could not be refreshed: %(error)s. It is tried again."),
 }
 SCRIPT = Script("django_distlock/held_locks.js", **{f"data-{key}": text for key, text in {**TEXTS, **LENGTHS}.items()})
-ABOUT_BACKEND = "distlock-backend"  # the CSS class of messages that a refresh takes away or brings again
+ABOUT_BACKEND = "distlock-backend"  # the CSS class of messages that a refresh removes or shows again
 
 
-class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none at run time
+class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     """A page of rows from an inventory, with a message for each backend that does not answer.
 
     ``list_title``: the title of the list. ``not_shown``: the message, with the fields ``alias`` and ``error``.
@@ -51,7 +51,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
         js = ("admin/js/actions.js", SCRIPT)  # in this order
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Check the permission first: Django looks up the object before, and reports one that is gone."""
+        """Check the permission first, because Django would first look up the object, and report one that is gone."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return super().get_object(request, object_id, from_field)
@@ -64,7 +64,7 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
         return shown if len(inventory_of(request).aliases) > 1 else [name for name in shown if name != "using"]
 
     def get_sortable_by(self, request: HttpRequest) -> Any:
-        """Not by backend, for which there is a filter: the mark of the order takes the room of a word."""
+        """All but the backend, which has a filter: the mark of the order would take the room of a word."""
         return [name for name in super().get_sortable_by(request) if name != "using"]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -78,13 +78,13 @@ class InventoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes none 
         return response
 
     def show_errors(self, request: HttpRequest, response: HttpResponse) -> None:
-        """One message for each backend that did not answer; none with a redirect to a list, which asks again."""
+        """Show a message for each backend that did not answer; none with a redirect to a list, which asks again."""
         if response.status_code != HTTPStatus.OK:
             return
         inventory = inventory_of(request)
         outages = inventory.outages()
         for alias, error in sorted(inventory.errors.items()):
-            if alias in inventory.misconfigured:  # settings are shown to readers of the log alone
+            if alias in inventory.misconfigured:  # only the log may show settings
                 logger.error("%s", error, extra=about_event("settings-wrong", alias=alias))
             reason = _("its settings are wrong, see the log") if alias in inventory.misconfigured else error
             text = str(self.not_shown) % {"alias": alias, "error": reason}
@@ -105,7 +105,7 @@ LONGEST_FIRST = ("-held_for",)
 
 
 class HeldLockList(ChangeList):
-    """Marks the column of its own order, which ``get_ordering()`` tells: Django knows ``ModelAdmin.ordering`` alone."""
+    """Marks the column of the order from ``get_ordering()``, because Django only knows ``ModelAdmin.ordering``."""
 
     def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
         if ORDER_VAR in self.params or cast(HeldLocks, self.queryset).order[:1] != LONGEST_FIRST:

@@ -1,4 +1,4 @@
-"""An inventory as querysets, as far as Django's admin needs them."""
+"""Querysets over an inventory, with what Django's admin needs of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Query:
 
 
 M = TypeVar("M", bound=Model)
-K = TypeVar("K", Key, SlotKey)  # of a row
+K = TypeVar("K", Key, SlotKey)  # the key of a row
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class InventoryQuerySet(Generic[M, K]):
         return replace(self, order=fields)
 
     def search(self, text: str) -> Self:
-        """The rows whose texts contain each word, in upper or lower case."""
+        """Returns the rows whose texts contain each word, in upper or lower case."""
         return replace(self, words=(*self.words, *text.casefold().split()))
 
     def filter(self, *conditions: Q, **lookups: Any) -> Self:
-        """The rows that fit the lookups of ``_where``. Raises FieldError for another one."""
+        """Returns the rows that match all lookups of ``_where``. Raises FieldError for another lookup."""
         found = self
         for condition in conditions:
             if condition and (condition.connector != Q.AND or condition.negated):
@@ -116,18 +116,18 @@ class InventoryQuerySet(Generic[M, K]):
         return self.rows()[index]
 
     def keys(self) -> Sequence[K]:
-        """The keys that fit, in order."""
+        """Returns the keys that match, in order."""
         every = replace(self, window=(None, None))
         found: Sequence[K] = every._once("keys", lambda: self._sorted(self._fitting()))  # noqa: SLF001 - a copy
         return found
 
     def rows(self) -> list[M]:
-        """The rows of the window that still exist."""
+        """Returns the rows of the window that still exist."""
         found: list[M] = self._once("rows", lambda: self._rows(self.keys()[slice(*self.window)]))
         return found
 
     def _once(self, what: str, work: Callable[[], Any]) -> Any:
-        """The cached result of the work: for one page, copies of one object need it several times."""
+        """Returns the result of the work from a cache: for one page, copies of one object need it several times."""
         cache = self.inventory.__dict__.setdefault("_results", {})
         query = (what, type(self), *(getattr(self, field.name) for field in fields(self) if field.name != "inventory"))
         if query not in cache:
@@ -141,7 +141,7 @@ class InventoryQuerySet(Generic[M, K]):
     def _sorted(self, keys: Sequence[K]) -> Sequence[K]:
         fields = [field for field in self.order if field.lstrip("-") not in ("pk", "id")]  # added for a total order
         natural = list(cast("Sequence[str]", self.model._meta.ordering))
-        if fields[-len(natural) :] == natural:  # so they come
+        if fields[-len(natural) :] == natural:  # the keys come in this order
             del fields[-len(natural) :]
         for field in reversed(fields):
             if order := self._order_by(field.removeprefix("-"), keys):
@@ -152,14 +152,14 @@ class InventoryQuerySet(Generic[M, K]):
         raise NotImplementedError
 
     def _order_by(self, field: str, keys: Sequence[K]) -> dict[K, Any]:
-        """The value by which each key is sorted; empty if rows are not sorted by that field."""
+        """Returns the value by which each key is sorted; empty if rows cannot be sorted by that field."""
         raise NotImplementedError
 
     def _rows(self, keys: Sequence[K]) -> list[M]:
         raise NotImplementedError
 
 
-# The values of holders by which leases can be sorted. One without a holder comes first, and is held for no time yet.
+# The values of holders by which leases can be sorted. A lease without a holder comes first, with a held time of zero.
 HOLDER_VALUES: dict[str, Callable[[SlotKey, Holder | None], Any]] = {
     "granted_at": lambda key, holder: holder.since if holder else 0.0,
     "held_for": lambda key, holder: -holder.since if holder else -inf,
@@ -169,16 +169,16 @@ HOLDER_VALUES: dict[str, Callable[[SlotKey, Holder | None], Any]] = {
 
 
 def prefix_of(name: str) -> str:
-    """The part of the name to its first colon; "" if it has none."""
+    """Returns the part of the name up to its first colon; "" if it has none."""
     return name[: name.find(":") + 1]
 
 
 @dataclass(frozen=True)
 class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
-    """Rows of HeldLock. Counting and paging by name need the slots alone; only the rows of a page are looked at.
+    """Rows of HeldLock. Counting and paging by name need only the slots; only the rows of a page are looked up.
 
-    Searching, and sorting by anything but name or backend, looks at every lease that the filters leave. A search
-    looks at names, labels and holders.
+    To search, or to sort by anything except name or backend, it looks up every lease that passes the filters. A search
+    reads names, labels and holders.
     """
 
     prefix: str = ""
@@ -188,9 +188,9 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
     model = HeldLock
 
     def _where(self, lookup: str, value: Any) -> Self:
-        """By ``pk``, ``pk__in``, ``using``, ``name__startswith``, ``host__in``, of holders, and ``prefix__in``.
+        """Filters by ``pk``, ``pk__in``, ``using``, ``name__startswith``, ``host__in`` and ``prefix__in``.
 
-        That is of pairs of an alias and a prefix.
+        ``host__in`` is about holders. ``prefix__in`` has pairs of an alias and a prefix.
         """
         match lookup:
             case "name__startswith":
@@ -215,7 +215,7 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
         return self._with_words(keys) if self.words else keys
 
     def _with_words(self, keys: Sequence[SlotKey]) -> list[SlotKey]:
-        """The keys with all words in the name or the holder, which is looked up only if the name does not fit."""
+        """Returns the keys with all words in the name or the holder. Looks up the holder only if the name lacks one."""
         by_name = {key for key in keys if self._fits(key.name)}
         others = [key for key in keys if key not in by_name]
         by_holder = self.inventory.map_holders(others, self._fits_holder)
@@ -252,13 +252,13 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
                 waiting=waiting[key.lock],
             )
             for key, seen in found.items()
-            if self._is_of_hosts(seen.info.holder)  # still: a lock changes hands while it is asked for
+            if self._is_of_hosts(seen.info.holder)  # still, because a lock may change hands meanwhile
         ]
 
 
 @dataclass(frozen=True)
 class BeatRuns(InventoryQuerySet[BeatRun, Key]):
-    """Rows of BeatRun. A search looks at the names of entries."""
+    """Rows of BeatRun. A search reads the names of entries."""
 
     model = BeatRun
 

@@ -1,4 +1,4 @@
-"""What the admin's page of beat's runs does to the entries that are selected there."""
+"""The actions of the admin's page of beat's runs, for the selected entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RunActions(InventoryAdmin):
-    """For who has the permission to operate beat, which includes the one to look."""
+    """Actions for users with the permission to operate beat, which includes the permission to view."""
 
     actions = ("run_now", "reset")
 
@@ -59,12 +59,12 @@ class RunActions(InventoryAdmin):
 
     @staticmethod
     def _selected(request: HttpRequest, queryset: Any) -> list[tuple[BeatRun, RunInfo]]:
-        """The rows, whose texts are made printable, and what the store has."""
+        """Returns the selected rows, with printable texts, and what the store has for them."""
         runs = {str(key): run for key, run in inventory_of(request).runs().items()}
         return [(row, runs[row.pk]) for row in queryset]
 
     def has_operate_permission(self, request: HttpRequest, obj: BeatRun | None = None) -> bool:
-        """To send and to reset entries."""
+        """Returns whether the user may send and reset entries."""
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.{get_permission_codename('operate', self.opts)}"))
 

@@ -22,21 +22,21 @@ from .times import format_duration, to_the_second
 
 
 def moment(exact: datetime | None) -> str | None:
-    """To the nearest second: Celery sends what is due at three some milliseconds before."""
+    """Returns the text of a moment, rounded to a second: Celery sends a run due at 3:00 some milliseconds earlier."""
     if exact is None:
         return None
     return to_the_second(localtime(exact + timedelta(seconds=0.5)).replace(microsecond=0))
 
 
 def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
-    """Of a backend that does without these servers."""
+    """Returns the text for a backend that works without these servers."""
     silent = [gettext("%(server)s does not answer (%(reason)s)") % one._asdict() for one in outages]
     text = gettext("“%(alias)s”: %(silent)s. %(since)s")
     return text % {"alias": alias, "silent": "; ".join(silent), "since": silent_since(outages)}
 
 
 def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
-    """What each alias that answers holds, if any of them does: how many leases, the longest one, and who waits."""
+    """Yields a text for each alias that answers, if any locks are held: how many, the longest held, how many wait."""
     keys, holders = inventory.keys(), inventory.holders()
     waiting = inventory.count_waiters(holders) if holders else {}
     for alias in inventory.aliases if keys else ():
@@ -51,13 +51,13 @@ def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
         counts = [count for lock, count in waiting.items() if lock.using == alias]
         if counts and None not in counts:
             parts.append(gettext("%(count)s waiting") % {"count": number_format(sum(filter(None, counts)))})
-        if alias not in inventory.errors:  # of which another message tells
+        if alias not in inventory.errors:  # these have another message
             state = format_html_join(pgettext("between parts of a line", ", "), "{}", ((part,) for part in parts))
             yield format_html(gettext("“{alias}”: {state}"), alias=alias, state=state)
 
 
 def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """What became of leases that were on a page and are gone, and the level of the message that says so."""
+    """Yields what happened to leases that were on a page and are gone: the level of each message, and its text."""
     leases = [lease for text in ids if (lease := LeaseKey.read(text))]
     now = {seen.lease for seen in inventory.leases(lease.lock for lease in leases)}
     locked = {lease.lock for lease in now}
@@ -83,14 +83,14 @@ def texts_of_changes(inventory: Inventory, ids: Iterable[str]) -> Iterator[tuple
 
 
 def silent_since(outages: Sequence[Outage]) -> str:
-    """Each process finds out by itself, so this one is named."""
+    """Returns a text that names this process, because each process finds out by itself."""
     here, since = Holder.here(), datetime.fromtimestamp(min(outage.since for outage in outages), UTC)
     about = {"process": f"{here.host}:{here.pid}", "since": moment(since)}
     return gettext("This process (%(process)s) has had no answer since %(since)s.") % about
 
 
 def ticking(seconds: float | None, step: int) -> str | None:
-    """Text that the script counts up (1) or down (-1)."""
+    """Returns HTML whose seconds the script counts up (``step`` 1) or down (-1)."""
     if seconds is None:
         return None
     attributes = '<span class="distlock-seconds" data-seconds="{}" data-step="{}">{}</span>'
@@ -109,13 +109,13 @@ def as_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def breakable(text: str) -> str:
-    """Which may be broken after what stands between words, where a column is narrow."""
+    """Returns the text as HTML that may break after punctuation between words, if a column is narrow."""
     parts = re.split(r"(?<=\S[./:_-])(?=\S)", text)
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 def named(row: HeldLock) -> str:
-    """As entries of the log name a lock, in any language: its history looks for that."""
+    """Returns how entries of the admin's log name a lock, in any language: the history page searches for it."""
     return f"“{printable(row.info.name + row.info.slot_text)}” ({row.using})"
 
 

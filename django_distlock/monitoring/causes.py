@@ -1,4 +1,4 @@
-"""What is wrong with a lock, where that can be told: why it is held for so long, or was lost."""
+"""Finds causes of trouble with a lock, as far as they can be seen: why it is held for long, or why it was lost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..types import Holder
 from .situation import HeldLease, Situation, Waiting, execution, process
 from .times import format_duration, moment
 
-BEFORE, AFTER = 600.0, 60.0  # seconds of the journal that tell of a moment
-KEPT_LONG = 2.0  # seconds for which a lease is kept after its holder has left it that are worth a word
-SHORT_WAIT = 1.0  # seconds: who waits for less is in no trouble, and its thread may not be in the journal yet
-TOGETHER = 5.0  # seconds within which a store that lost its data is found out for most of its locks
-FORGOTTEN = "the store no longer kn"  # the reason of a loss begins so: the store knows the lease no more
+BEFORE, AFTER = 600.0, 60.0  # seconds of the journal around a moment that are read for it
+KEPT_LONG = 2.0  # seconds; a lease that is kept longer than this after its holder has left it is worth a sentence
+SHORT_WAIT = 1.0  # seconds; a shorter wait is no trouble, and its thread may not be in the journal yet
+TOGETHER = 5.0  # seconds within which a loss of the store's data is noticed for most of its locks
+FORGOTTEN = "the store no longer kn"  # the reason of a loss begins like this if the store no longer knows the lease
 
 
 class Cause(NamedTuple):
-    """``kind``: a fixed word, for programs. ``sentence``: for people, in their language."""
+    """A cause of trouble. ``kind``: a fixed text, for programs. ``sentence``: for people, in their language."""
 
     kind: str
     sentence: str
@@ -36,7 +36,7 @@ class Node(NamedTuple):
 class Edge(NamedTuple):
     """A holder, and the lock for which it waits itself. ``waiter``: who waits, as far as is known.
 
-    ``is_certain``: it is the thread or task of the holder which waits.
+    ``is_certain``: the waiting thread or task is certainly that of the holder.
     """
 
     held: str
@@ -47,7 +47,7 @@ class Edge(NamedTuple):
 
 
 def causes(situation: Situation) -> list[Cause]:
-    """The most telling one first; empty where nothing is wrong that can be seen."""
+    """Returns the causes, the most important first; empty if nothing wrong can be seen."""
     found = [*dict.fromkeys(_circles(situation))]
     for lease in situation.in_use(situation.name):
         found += _of_lease(situation, lease)
@@ -55,7 +55,7 @@ def causes(situation: Situation) -> list[Cause]:
 
 
 def who(holder: Holder | None) -> str:
-    """As far as it is known."""
+    """Returns a text for the holder, as far as it is known."""
     if holder is None:
         return gettext("somebody")
     return str(holder) if holder.thread else f"pid {holder.pid} on {holder.host}"
@@ -72,9 +72,9 @@ def _circles(situation: Situation) -> Iterator[Cause]:
 
 
 def _chain(situation: Situation, start: Node) -> list[Edge]:
-    """From a lease to the lock that its holder waits for, and on, to a circle: to a certain one, if there is any.
+    """Returns the steps from a lease to the lock for which its holder waits, and so on to a circle.
 
-    Without a circle: the first step alone.
+    If there is a certain circle, they lead to that. Without any circle, only the first step is returned.
     """
     edges = _edges_from(situation, start)
     certain = {node: [edge for edge in found if edge.is_certain] for node, found in edges.items()}
@@ -86,7 +86,7 @@ def _chain(situation: Situation, start: Node) -> list[Edge]:
 
 
 def _edges_from(situation: Situation, start: Node) -> dict[Node, list[Edge]]:
-    """Those of the lease, and of all that can be reached by them."""
+    """Returns the edges of the lease, and of all leases that can be reached by them."""
     found: dict[Node, list[Edge]] = {}
     ahead = [start]
     while ahead:
@@ -99,9 +99,10 @@ def _edges_from(situation: Situation, start: Node) -> dict[Node, list[Edge]]:
 
 
 def _ways_of_stuck(situation: Situation, edges: Mapping[Node, Sequence[Edge]]) -> dict[Node, Edge]:
-    """The leases whose holders wait for ever, and for what: for a lock all of whose leases are such.
+    """Returns the leases whose holders wait for ever, each with an edge to a lock on which it is stuck.
 
-    A lock with several slots has others, as long as the holder of one of them goes on.
+    A holder is stuck on a lock if all leases of that lock have stuck holders. A lock with several slots does not block
+    for ever as long as the holder of one slot continues.
     """
     stuck = {node for node, found in edges.items() if found}
 
@@ -126,7 +127,7 @@ def _nodes(situation: Situation, name: str) -> list[Node]:
 
 
 def _edges_of(situation: Situation, held: str, lease: HeldLease) -> list[Edge]:
-    """To the locks for which the holder of one waits; the certain ones first."""
+    """Returns the edges to the locks for which the holder of this lease waits, the certain ones first."""
     found: dict[str, Edge] = {}
     for name, queue in situation.queues.items():
         for waiting in (one for first in queue or () for one in first.everybody):
@@ -136,20 +137,20 @@ def _edges_of(situation: Situation, held: str, lease: HeldLease) -> list[Edge]:
                 edge = Edge(held, lease.holder, name, waiting.holder, bool(is_certain))
                 if edge.is_certain:
                     found[name] = edge
-                elif name != held:  # others of its process may wait for what it holds
+                elif name != held:  # other threads or tasks of its process may wait for the lock that it holds
                     found.setdefault(name, edge)
     return sorted(found.values(), key=lambda edge: not edge.is_certain)
 
 
 def _is_of(waiting: Waiting, lease: HeldLease) -> bool | None:
-    """Whether it is the holder of a lease who waits. None: it may be, because names are not enough to know it."""
+    """Returns whether the waiter is the holder of the lease. None: perhaps; names are not enough to know it."""
     waiter, holder = waiting.holder, lease.holder
     if not waiter or not holder or process(waiter) != process(holder):
         return False
     if waiting.has is None:
         return None if waiter.thread in ("", holder.thread) else False
     if lease.lease in waiting.has:
-        return True if lease.kept != RESPONSE else None  # its thread or task has left what an open response keeps
+        return True if lease.kept != RESPONSE else None  # kept by an open response: its thread or task has left it
     return False
 
 
@@ -228,7 +229,7 @@ def _of_lease(situation: Situation, lease: HeldLease) -> Iterator[Cause]:
 
 
 def _copy_of(situation: Situation, lease: HeldLease) -> Holder | None:
-    """Who waits with the same message of Celery as the holder has."""
+    """Returns a waiter for the same Celery message as the holder's; None if there is none."""
     if not lease.holder or not lease.holder.message:
         return None
     waiting = [one.holder for first in situation.waiting or () for one in first.everybody]
@@ -273,9 +274,9 @@ def _since(situation: Situation, since: float, event: Event) -> list[JournalEntr
 
 
 def _told(situation: Situation) -> Iterator[JournalEntry]:
-    """What the journal tells of the time around the moment, of all locks.
+    """Yields the journal's entries around the moment, of all locks.
 
-    But not of the last second: what one process did then may be there, and what another one did before not yet.
+    The last second is left out: the journal may have events of one process, but not yet earlier ones of another.
     """
     last = min(situation.at + AFTER, situation.told_until)
     for entry in situation.entries or ():
@@ -284,14 +285,14 @@ def _told(situation: Situation) -> Iterator[JournalEntry]:
 
 
 def _ran_out(situation: Situation) -> Iterator[Cause]:
-    """Leases of this lock that were renewed, and after which others were granted though nothing tells of an end."""
+    """Yields a cause for each renewed lease of this lock that has no recorded end before another lease was granted."""
     held = {lease.lease for lease in situation.held}
     standing: dict[str, JournalEntry] = {}
     for entry in _told(situation):
         if entry.name != situation.name:
             continue
         if entry.event in BEGINS:
-            if not entry.holder or entry.holder.slots == 1:  # else others may go on beside it
+            if not entry.holder or entry.holder.slots == 1:  # otherwise others may hold the lock at the same time
                 for lease in standing.keys() - {entry.lease, *held}:
                     yield from _without_an_end(situation, standing[lease], entry)
                 standing.clear()
@@ -302,16 +303,16 @@ def _ran_out(situation: Situation) -> Iterator[Cause]:
 
 
 def _without_an_end(situation: Situation, grant: JournalEntry, following: JournalEntry) -> Iterator[Cause]:
-    """Nothing tells of an end of the lease before the next one was granted."""
+    """Yields the cause if the lease has no recorded end before the next lease was granted."""
     later = [entry for entry in situation.entries or () if entry.at >= following.at]
     ends = [entry for entry in later if entry.lease == grant.lease and entry.event in ENDS]
     if ends and ends[0].event is not Event.LOST:
-        return  # its clock differs from that of the next holder
+        return  # its clock differs from the clock of the next holder
     if ends:
         learned = gettext("It went on at %(at)s, and learned then that the lease was over.")
         learned %= {"at": moment(ends[0].at, situation.at)}
     elif any(entry.holder and grant.holder and process(entry.holder) == process(grant.holder) for entry in later):
-        return  # it is at work, and what it noted of the end was more than it could write
+        return  # the process is at work, and had more events than it could write, so the end is missing
     else:
         learned = gettext("Nothing was heard of it since.")
     text = gettext(

@@ -1,4 +1,4 @@
-"""The promises that a backend keeps and those that it does not, for ``manage.py locks check``."""
+"""The promises that a backend keeps, and the others, for ``manage.py locks check``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CAPABILITIES = {
     "supports_runs": "runs of beat",
     "supports_exchange": "unique tasks",
 }
-BASES = {"supports_runs": RunsBackend, "supports_exchange": ExchangeBackend}  # that tell it in place of a flag
+BASES = {"supports_runs": RunsBackend, "supports_exchange": ExchangeBackend}  # base classes in place of a flag
 
 
 def capabilities_of(backend: BaseLockBackend) -> dict[str, bool]:
-    """The flags of its class, and its bases."""
+    """Returns the flags of the backend: those of its class, and those that its base classes mean."""
     by_base = {flag: isinstance(backend, base) for flag, base in BASES.items()}
     return {flag: by_base[flag] if flag in by_base else bool(getattr(backend, flag)) for flag in CAPABILITIES}
 
 
 def capabilities_result(backend: BaseLockBackend) -> CheckResult:
-    """The capabilities as a result of a check, without asking the store."""
+    """Returns the capabilities as the result of a check, without asking the store."""
     kept = capabilities_of(backend)
     words = {True: "", False: ""}
     for value in words:

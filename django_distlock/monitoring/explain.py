@@ -1,4 +1,4 @@
-"""The explanation of a lock, as the command prints it and as the admin shows it."""
+"""Explains the situation of a lock, for the command and for the admin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .formatting import padded, width
 from .situation import HeldLease, Situation, Waiting
 from .times import format_duration, moment
 
-LATELY = 20  # events that are shown
+LATELY = 20  # how many events are shown
 NO_JOURNAL = gettext_noop(
     "JOURNAL is not set for %(using)r, so what happened lately is not known, and who waits only in part."
 )
@@ -51,14 +51,14 @@ def _not_known(situation: Situation) -> str:
 
 
 def waiters(situation: Situation) -> list[str]:
-    """In their order."""
+    """Returns a line for each waiter, in their order."""
     if situation.waiting is None:
         return [gettext("Who waits is not known: its store has no queue, and no journal tells.")]
     return [_waiting(one, situation) for one in situation.waiting] or [gettext("Nobody waits.")]
 
 
 def lately(situation: Situation) -> list[tuple[str, str, str]]:
-    """When, what, and to whom, of the last events."""
+    """Returns the last events: when each happened, what it was, and details."""
     last = situation.history[-LATELY:]
     return [(moment(entry.at, situation.at), str(EVENTS[entry.event]), _told(entry)) for entry in last]
 
@@ -73,7 +73,7 @@ def why(situation: Situation) -> list[str]:
 
 
 def as_data(situation: Situation) -> dict[str, Any]:
-    """For programs, which read English."""
+    """Returns the explanation for programs, in English."""
     with override(None):
         found = causes(situation)
     return {
@@ -184,7 +184,7 @@ def _told(entry: JournalEntry) -> str:
 
 
 def lines(situation: Situation) -> Iterator[tuple[str, list[str]]]:
-    """Heading and lines of each part."""
+    """Yields the heading and the lines of each part."""
     yield pgettext("heading", "Held by"), holders(situation)
     yield pgettext("heading", "Waiting"), waiters(situation)
     if situation.entries is not None:

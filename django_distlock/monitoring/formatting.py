@@ -1,4 +1,4 @@
-"""Locks as commands print them: as a table for people and as JSON for programs. Tokens are in neither."""
+"""Formats locks as commands print them: a table for people, JSON for programs. Neither has tokens."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ STATES = {
     "handed over": pgettext_lazy("state of a lock", "handed over"),
     "resting": pgettext_lazy("state of a lock", "resting"),
 }
-FLEXIBLE = (0, 2, 3)  # columns that are truncated if the terminal is narrow
-OPTIONAL = (6, 1, 4, 2)  # columns that are dropped, in this order, if it is narrower still
+FLEXIBLE = (0, 2, 3)  # columns to truncate if the terminal is narrow
+OPTIONAL = (6, 1, 4, 2)  # columns to drop, in this order, if it is even narrower
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def state(seen: SeenLock) -> str:
-    """For programs; STATES has it for people."""
+    """Returns the state for programs; STATES has the texts for people."""
     if seen.info.holder is None:
         return "handed over"
     return "resting" if seen.info.resting else "held"
 
 
 def rows(found: Sequence[tuple[SeenLock, int | None]]) -> list[tuple[str, ...]]:
-    """A heading and a row for each lease, with a column of nodes if any of them is on a quorum."""
+    """Returns a heading and a row for each lease, with a column of nodes if any lease is on a quorum."""
     lines = [tuple(map(str, HEADING)), *(_row(*lock) for lock in found)]
     if all(seen.info.nodes is None for seen, _ in found):
         return lines
@@ -68,7 +68,7 @@ def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
 
 
 def facts(seen: SeenLock, waiting: int | None) -> list[tuple[str, str]]:
-    """What is known of one lease: the name of each fact, and the fact."""
+    """Returns what is known about one lease: pairs of the name of a fact, and the fact."""
     info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
     time = "-" if held is None else format_duration(held)
     if long:
@@ -89,7 +89,7 @@ def facts(seen: SeenLock, waiting: int | None) -> list[tuple[str, str]]:
 
 
 def counts(shown: int, hidden: int, prefix: str) -> Iterator[str]:
-    """``prefix``: that of all names, where there are none."""
+    """Yields sentences with the numbers of locks. ``prefix``: the beginning of names, if none are found."""
     count = shown + hidden
     if prefix:
         text = ngettext(
@@ -114,9 +114,9 @@ def deleted(rows: int, age: float) -> str:
 
 
 def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
-    """``lease`` names the lease without its token. Seconds are floats, or null where they are not known.
+    """Returns the dict for JSON. ``lease`` is an id of the lease, not its token. Seconds are floats; null if unknown.
 
-    ``slots``: how many may hold the lock at once, as its holder said; null where that is not known.
+    ``slots``: how many may hold the lock at once, as its holder says; null if unknown.
     """
     info, holder = seen.info, seen.info.holder
     held = held_for(info)
@@ -139,7 +139,7 @@ def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
 
 
 def look_with_waiters(inventory: Inventory, keys: Iterable[SlotKey]) -> list[tuple[SeenLock, int | None]]:
-    """The leases that are still there, and how many wait for the lock of each."""
+    """Returns the leases that still exist, and how many callers wait for the lock of each."""
     return with_waiters(inventory, inventory.look_once(keys).values())
 
 
@@ -153,18 +153,18 @@ PORTION = 5000  # leases
 
 
 def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | None]]:
-    """The same of all that is locked, of which there may be millions: one portion after the other, and none is kept."""
+    """Yields the same for all locks, perhaps millions of them: one portion after the other, without keeping any."""
     keys = iter(inventory.keys())
     while portion := list(islice(keys, PORTION)):
         yield from look_with_waiters(inventory, portion)
 
 
 GAP = "  "
-MIN_WIDTH = 8  # of a truncated column, in characters of the terminal
+MIN_WIDTH = 8  # the smallest width of a truncated column, in columns of the terminal
 
 
 def width(text: str) -> int:
-    """Columns of a terminal: East Asian characters take two, combining marks none."""
+    """Returns how many columns of a terminal the text takes: East Asian characters two, combining marks none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text
@@ -177,7 +177,7 @@ def table(
     flexible: Sequence[int] = (),
     optional: Sequence[int] = (),
 ) -> list[str]:
-    """The lines of a table that is at most ``max_width`` wide; None: as wide as its content.
+    """Returns the lines of a table of at most ``max_width`` columns of the terminal; None: as wide as its content.
 
     The widest of the flexible columns is truncated first. If that is not enough, optional ones are dropped.
     """
@@ -230,9 +230,9 @@ def truncated(text: str, size: int) -> str:
 
 
 def json_text(data: Any) -> str:
-    """Of one line, with nothing that a terminal obeys."""
+    """Returns one line of JSON, without characters that control a terminal."""
     text = _encode(data)
     if text.isprintable():
         return text
-    # Escaped as in JSON, so that programs read the same text.
+    # Escaped by the rules of JSON, so that programs read the same text.
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)

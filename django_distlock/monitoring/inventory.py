@@ -1,4 +1,4 @@
-"""What is locked now in all backends, for one page or command, also when some of them are down."""
+"""Which locks are held now in all backends, for one page or command, even if some backends are down."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..utils.parallel import ask_in_parallel
 
 logger = logging.getLogger("django_distlock")
 
-BATCH_SIZE = 500  # locks asked for in one round trip
-MOST_HOLDERS = 5000  # leases of which a page asks who holds each
+BATCH_SIZE = 500  # locks that are asked for in one round trip
+MOST_HOLDERS = 5000  # the most leases for which a page asks who holds each
 
 R = TypeVar("R")
 
@@ -39,13 +39,13 @@ class Key(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """A text for URLs and forms, which change line breaks and refuse other control characters."""
+        """Returns a text for URLs and forms, because these change line breaks and refuse other control characters."""
         name = re.sub(r"[\x00-\x1f\x7f%]", lambda found: f"%{ord(found[0]):02X}", self.name)
         return f"{quote(self.using, safe='')}/{name}"
 
 
 class SlotKey(NamedTuple):
-    """Where a lease is: the alias of its backend, the name of its lock, and the number of its slot."""
+    """The place of a lease: the alias of its backend, the name of its lock, and the number of its slot."""
 
     using: str
     name: str
@@ -60,17 +60,17 @@ new_key: Callable[[tuple[str, str, int]], SlotKey] = partial(tuple.__new__, Slot
 
 
 class SlotList:
-    """Slots by name and number, of which there may be a million: what most of them have in common is kept once.
+    """Slots by name and number. As there may be a million, the number 1, which most of them have, is not stored.
 
-    ``names``: of their locks, in order, each as often as it has slots here.
+    ``names``: the names of their locks, in order, each as often as it has slots here.
     """
 
     def __init__(self, names: Sequence[str] = (), numbers: Mapping[str, Sequence[int]] | None = None) -> None:
         self.names: list[str] = list(names)
-        self._numbers = dict(numbers or {})  # of the locks that have others than the first alone
+        self._numbers = dict(numbers or {})  # only for locks that do not have just the first slot
 
     def extend(self, slots: Iterable[Slot]) -> None:
-        """Take in what is told in no order, and is to be sorted then."""
+        """Add slots in any order. They must be sorted afterwards."""
         for name, number in slots:
             self.names.append(name)
             if number > 1:
@@ -86,7 +86,7 @@ class SlotList:
         return len(self.names)
 
     def numbers(self) -> Iterator[int]:
-        """One for each of the names."""
+        """Yields a slot number for each of the names."""
         if not self._numbers:
             return repeat(1, len(self.names))
         return chain.from_iterable(self._numbers.get(name, (1,)) for name, _ in groupby(self.names))
@@ -97,7 +97,7 @@ class SlotList:
         return numbers[index - bisect_left(self.names, name)] if numbers else 1
 
     def only(self, prefix: str) -> SlotList:
-        """Those of the locks whose names begin so."""
+        """Returns the slots of the locks whose names begin with ``prefix``."""
         return SlotList(self.names[_beginning(prefix, self.names)], self._numbers)
 
     def without(self, prefix: str) -> SlotList:
@@ -110,10 +110,10 @@ class SlotList:
 
 
 class KeyList(Sequence[SlotKey]):
-    """Keys by name and slot, each made when it is asked for: a million would take longer than the rest of a page."""
+    """Keys by name and slot. Each is made when it is used: to make a million takes longer than the rest of a page."""
 
     def __init__(self, slots: Mapping[str, SlotList]) -> None:
-        """``slots``: by alias."""
+        """``slots``: the slots by alias."""
         self._slots = {alias: slots[alias] for alias in sorted(slots) if len(slots[alias])}
 
     def __len__(self) -> int:
@@ -141,16 +141,16 @@ class KeyList(Sequence[SlotKey]):
         return list(islice(self, *index.indices(len(self))))
 
     def names(self) -> Iterator[str]:
-        """Of the locks, alias by alias."""
+        """Yields the names of the locks, alias by alias."""
         return chain.from_iterable(slots.names for slots in self._slots.values())
 
     def only(self, using: str | None, prefix: str) -> KeyList:
-        """Those of the locks whose names begin so; ``using``: of one alias."""
+        """Returns the keys of the locks whose names begin with ``prefix``. ``using``: an alias; None: all aliases."""
         return KeyList({alias: slots.only(prefix) for alias, slots in self._slots.items() if using in (None, alias)})
 
 
 def _beginning(prefix: str, names: Sequence[str]) -> slice:
-    """Where the names stand that begin so, of those in order."""
+    """Returns the slice of the sorted names that begin with ``prefix``."""
     begin = bisect_left(names, prefix)
     return slice(begin, bisect_left(names, True, begin, key=lambda name: not name.startswith(prefix)))
 
@@ -169,7 +169,7 @@ class LeaseKey(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> LeaseKey | None:
-        """None for a text that names no lease."""
+        """Returns the key of a text; None if the text names no lease."""
         if found := re.fullmatch(r"(?P<using>[^/]*)/(?P<name>.+)@(?P<digest>[0-9a-f]{16})", text, re.DOTALL):
             return cls(Key(unquote(found["using"]), unquote(found["name"])), found["digest"])
         return None
@@ -199,10 +199,10 @@ class SeenLock(NamedTuple):
 
 
 class Inventory:
-    """A snapshot of the locks and runs of all backends. A backend is asked each question once, and none after an error.
+    """A snapshot of the locks and runs of all backends. Asks a backend each question once, and nothing after an error.
 
-    ``aliases``: of the backends; default: all of the setting. ``prefix``: the beginning of the names.
-    ``errors``: by alias, why its locks or runs are missing, or some of them. ``misconfigured``: the aliases among them
+    ``aliases``: the aliases of the backends; default: all in the setting. ``prefix``: the beginning of the names.
+    ``errors``: by alias, why all or some of its locks or runs are missing. ``misconfigured``: the aliases in ``errors``
     whose settings are wrong.
     """
 
@@ -229,7 +229,7 @@ class Inventory:
 
     @property
     def local_aliases(self) -> list[str]:
-        """Those whose locks are in the memory of each process, which shows its own."""
+        """Returns the aliases whose locks are in the memory of each process, where a process shows only its own."""
 
         def is_local(backend: BaseLockBackend) -> bool:
             return backend.supports_exclusion and not backend.supports_processes
@@ -237,19 +237,19 @@ class Inventory:
         return [alias for alias in self.aliases if self._ask(alias, is_local)]
 
     def outages(self) -> dict[str, Sequence[Outage]]:
-        """By alias, the servers that this process does not ask; not of backends with wrong settings."""
+        """Returns, by alias, the servers that this process does not ask. Leaves out backends with wrong settings."""
         usable = [alias for alias in self.aliases if alias not in self.misconfigured]
         return {alias: found for alias in usable if (found := locks[alias].outages())}
 
     def keys(self) -> KeyList:
-        """Which leases there are, by name; without the package's own locks, unless the prefix asks for them."""
+        """Returns the keys of all leases, by name, without the package's own locks unless the prefix asks for them."""
         if self._keys is None:
             self._keys = KeyList(self._slots())
         return self._keys
 
     def _slots(self) -> dict[str, SlotList]:
-        """By alias."""
-        slots = {alias: SlotList() for alias in self.aliases}  # also those before an error
+        """Returns the slots by alias."""
+        slots = {alias: SlotList() for alias in self.aliases}  # an alias keeps the slots that came before an error
         self._pin(slots)
         self.ask_each(
             {alias: lambda backend: slots[backend.alias].extend(backend.slots(self.prefix)) for alias in slots}
@@ -261,25 +261,25 @@ class Inventory:
         return {alias: found.without(OWN) for alias, found in slots.items()}
 
     def holders(self) -> dict[SlotKey, Holder | None] | None:
-        """Of all leases; None if there are more than MOST_HOLDERS of them."""
+        """Returns the holders of all leases; None if there are more than MOST_HOLDERS leases."""
         if self._holders is None and len(self.keys()) <= MOST_HOLDERS:
             self._holders = self.map_holders(self.keys(), lambda key, holder: holder)
         return self._holders
 
     def leases(self, locks: Iterable[Key]) -> list[SeenLock]:
-        """Those of these locks, lock by lock. What was seen is kept: a page asks for the same locks several times."""
+        """Returns the leases of these locks, lock by lock. Keeps them: a page needs the same locks several times."""
         wanted = list(dict.fromkeys(locks))
         new = [lock for lock in wanted if lock not in self._seen]
         self._seen |= {lock: [] for lock in new} | self._look_once(new)
         return [seen for lock in wanted for seen in self._seen[lock]]
 
     def look(self, keys: Iterable[SlotKey]) -> dict[SlotKey, SeenLock]:
-        """The leases that are still there, in the order of ``keys``. As with ``leases()``, what was seen is kept."""
+        """Returns the leases that still exist, in the order of ``keys``. It keeps them, like ``leases()``."""
         keys = list(keys)
         return _in_order(keys, self.leases(key.lock for key in keys))
 
     def look_once(self, keys: Iterable[SlotKey]) -> dict[SlotKey, SeenLock]:
-        """``look()`` that keeps nothing."""
+        """The same as ``look()``, but keeps nothing."""
         keys = list(keys)
         found = self._look_once(dict.fromkeys(key.lock for key in keys))
         return _in_order(keys, chain.from_iterable(found.values()))
@@ -298,7 +298,7 @@ class Inventory:
         return found
 
     def map_holders(self, keys: Iterable[SlotKey], function: Callable[[SlotKey, Holder | None], R]) -> dict[SlotKey, R]:
-        """The result of the function for each lease. Holders are not kept, but by ``holders()``."""
+        """Returns the result of the function for each lease. Does not keep holders; only ``holders()`` does."""
         keys, known = list(keys), self._holders or {}
         results = {key: function(key, known[key]) for key in keys if key in known}
 
@@ -310,7 +310,7 @@ class Inventory:
         return results
 
     def free_at(self, keys: Iterable[SlotKey]) -> dict[SlotKey, float]:
-        """When each lease expires, on ``clock()``; without those that are over by now."""
+        """Returns when each lease expires, on ``clock()``, without leases that are over by now."""
         found: dict[SlotKey, float] = {}
 
         def ask(backend: BaseLockBackend, keys: Sequence[SlotKey]) -> None:
@@ -322,7 +322,7 @@ class Inventory:
         return found
 
     def count_waiters(self, keys: Iterable[SlotKey]) -> dict[Key, int | None]:
-        """How many wait for each of the locks; None if that is not known. What was counted is kept."""
+        """Returns how many callers wait for each of the locks; None if that is unknown. Keeps the counts."""
         wanted = list(dict.fromkeys(key.lock for key in keys))
         counted = self._waiting
 
@@ -331,7 +331,7 @@ class Inventory:
             for key, count in zip(keys, in_store, strict=True):
                 counted[key] = count
                 if count is not None and not backend.supports_processes:
-                    # Only the leader has a place in the store; the others wait in this very process.
+                    # Only the leader has a place in the store; the other waiters are in the local queue.
                     [lock] = backend.keyed([key.name])[1]
                     counted[key] = max(count, locks.service(backend.alias).queue.length(lock))
 
@@ -354,13 +354,13 @@ class Inventory:
         self.ask_each({alias: ask_all for alias, keys in by_alias.items() if keys})
 
     def _pin(self, aliases: Iterable[str]) -> None:
-        """Ask KEY_PREFIX, once for all of the snapshot, and here: not in the threads that ask the stores."""
+        """Call KEY_PREFIX once for the whole snapshot, in this thread and not in the threads that ask the stores."""
         for alias in aliases:
             if alias not in self._pinned and (pinned := self._ask(alias, BaseLockBackend.pinned)):
                 self._pinned[alias] = pinned
 
     def runs(self) -> dict[Key, RunInfo]:
-        """The entries of beat, by name, whatever ``prefix`` is, which is for locks."""
+        """Returns the entries of beat, by name. ``prefix`` is only for locks, and is ignored here."""
         if self._runs is None:
             found: list[RunInfo] = []
             self.ask_each(dict.fromkeys(self.aliases, lambda backend: found.extend(recorded_runs(backend.alias))))
@@ -370,12 +370,12 @@ class Inventory:
         return self._runs
 
     def ask_each(self, questions: Mapping[str, Callable[[BaseLockBackend], R]]) -> dict[str, R | None]:
-        """Ask each alias its question, all at once. None for one that failed, now or before: see ``errors``."""
+        """Ask each alias its question, all at the same time. None for an alias that fails or failed: see ``errors``."""
         calls = {alias: partial(self._ask, alias, questions[alias]) for alias in questions if alias not in self.errors}
         return {**dict.fromkeys(questions), **ask_in_parallel(calls)}
 
     def ask_pinned(self, question: Callable[[BaseLockBackend], R]) -> dict[str, R | None]:
-        """Ask all aliases what depends on KEY_PREFIX."""
+        """Ask all aliases a question that depends on KEY_PREFIX."""
         self._pin(self.aliases)
         return self.ask_each(dict.fromkeys(self.aliases, question))
 
@@ -398,16 +398,16 @@ def _in_order(keys: Sequence[SlotKey], found: Iterable[SeenLock]) -> dict[SlotKe
 
 
 def held_for(info: LockInfo) -> float | None:
-    """Seconds since the grant, by the clocks of this machine and the holder's."""
+    """Returns the seconds since the grant, by the clocks of this host and the holder's host."""
     return max(0.0, wall_clock() - info.holder.since) if info.holder else None
 
 
 def long_held(info: LockInfo) -> float | None:
-    """The LONG_HELD of its alias if somebody holds the lock for longer than that, else None."""
+    """Returns the LONG_HELD of the alias if the lock is held for longer than that, else None."""
     bound = locks[info.using].long_held
     return bound if bound is not None and not info.resting and (held_for(info) or 0.0) > bound else None
 
 
 def holding_nodes(info: LockInfo) -> str:
-    """On how many nodes of its quorum the lock is, for people; "" if the store is no quorum."""
+    """Returns, for people, on how many nodes of its quorum the lock is; "" if the store is not a quorum."""
     return "" if info.nodes is None else f"{info.nodes} / {locks[info.using].node_count}"

@@ -1,4 +1,4 @@
-"""Labels of metrics: what is measured of locks, by how their names are made."""
+"""Labels of metrics: measurements of locks are grouped by the templates of their names."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ OTHER = "other"
 logger = logging.getLogger("django_distlock")
 
 texts: set[str] = set()
-is_told = False  # that there are more of them
+is_told = False  # whether the log already says that there are more of them
 
 
 def series_of(template: str, name: str) -> str:
-    """The template of the lock, such as ``order:{}``.
+    """Returns the label of a lock: its template, such as ``order:{}``.
 
-    A name that no values fill is its own template. A process has 200 such labels at most; the locks of further names
-    are "other", and the log says so, once: an f-string may make a name for each order.
+    A name without values is its own template. A process has at most 200 such labels. Locks with other names get the
+    label "other", and the log says so, once: an f-string may make a name for each order.
     """
     if template != name or template in texts:
         return template
-    if len(texts) < MOST_TEXTS:  # without a lock, which a fork or a handler of signals could find held: a few more pass
+    if len(texts) < MOST_TEXTS:  # no lock here: a fork or a signal handler could find it held. So a few more may pass
         texts.add(template)
         return template
     _tell(name)

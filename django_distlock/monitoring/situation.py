@@ -1,4 +1,4 @@
-"""What is known of the locks of one alias at a moment: from their store, from the journal, or from both."""
+"""What is known about the locks of one alias at a moment: from their store, from the journal, or from both."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from ..journal import BEGINS, ENDS, NOT_RENEWED, RENEWED_NO_MORE, Event, Journal
 from ..types import Holder, LockInfo, digest
 from ..utils.clock import wall_clock
 
-MOST_QUEUES = 5000  # that are looked at to find out what a holder waits for
-OF_WAITS = frozenset({Event.WAITS, Event.GRANTED, Event.TIMED_OUT, Event.WAIT_ENDED})  # what tells that one waits
-UNTOLD = 1.0  # seconds for which what a process has noted may not be in the journal yet
+MOST_QUEUES = 5000  # queues that are read to find out for what a holder waits
+OF_WAITS = frozenset({Event.WAITS, Event.GRANTED, Event.TIMED_OUT, Event.WAIT_ENDED})  # beginnings and ends of waits
+UNTOLD = 1.0  # seconds that may pass until an event in a process is in the journal
 
 Execution = tuple[str, int, str]  # host, process, and the name of a thread or task
 
 
 class HeldLease(NamedTuple):
-    """``since``: when it was granted, seconds of Unix time. ``remaining``: seconds; None: not known.
+    """A lease, as far as it is known.
 
-    ``ttl``: seconds; None: not known, or it is not renewed. ``until``: when it is over then, seconds of Unix time,
-    unless somebody has renewed it by ``renew()``, of which nothing tells. ``kept``, ``kept_since``: what keeps it, and
-    since when its holder has left it; "": it has not, as far as is known. ``resting``: it was released, and the lock
-    stays taken for the rest of its ``min_hold``.
+    ``since``: when it was granted, in seconds of Unix time. ``remaining``: seconds that it has left; None: unknown.
+    ``ttl``: seconds; None: unknown, or the lease is not renewed. ``until``: when a lease that is not renewed ends, in
+    seconds of Unix time, unless somebody calls ``renew()``, which the journal does not record. ``kept``,
+    ``kept_since``: what keeps the lease, and since when its holder has left it; "" if it has not, as far as is known.
+    ``resting``: it was released, and the lock stays taken for the rest of its ``min_hold``.
     """
 
     lease: str
@@ -46,9 +47,10 @@ class HeldLease(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Somebody who waits, as far as is known: a Holder without a thread is a process. ``behind``: others of it.
+    """A waiter, as far as it is known. If its Holder has no thread, only the process is known.
 
-    ``has``: which leases that thread or task has, by their digests; None: not known.
+    ``behind``: other waiters of the same process. ``has``: the leases of that thread or task, by their digests; None:
+    unknown.
     """
 
     holder: Holder | None
@@ -58,7 +60,7 @@ class Waiting(NamedTuple):
 
     @classmethod
     def told(cls, entry: JournalEntry) -> Waiting:
-        """As the journal tells."""
+        """Returns the waiter that an entry of the journal describes."""
         return cls(entry.holder, entry.at, has=tuple(entry.text.split()))
 
     @property
@@ -68,11 +70,11 @@ class Waiting(NamedTuple):
 
 @dataclass
 class Situation:
-    """``at``: the moment, seconds of Unix time.
+    """What is known about the locks of an alias at a moment.
 
-    ``leases``, ``queues``: by name; a queue that is None is not known. ``entries``: of the journal, the oldest first,
-    also of what came after ``at``; None: there is no journal, or it was not read, for the reason in ``unread``.
-    ``long_held``: LONG_HELD of the alias.
+    ``at``: the moment, in seconds of Unix time. ``leases``, ``queues``: by the name of the lock; a queue that is None
+    is unknown. ``entries``: the entries of the journal, the oldest first, also those after ``at``; None: there is no
+    journal, or it could not be read, for the reason in ``unread``. ``long_held``: LONG_HELD of the alias.
     """
 
     name: str
@@ -89,17 +91,17 @@ class Situation:
         return self.leases.get(self.name, ())
 
     def in_use(self, name: str) -> list[HeldLease]:
-        """The leases of a lock whose holders have not released them."""
+        """Returns the leases of a lock that their holders have not released."""
         return [lease for lease in self.leases.get(name, ()) if not lease.resting]
 
     @property
     def is_holder_known(self) -> bool:
-        """Whether it is known who has the lock, or that nobody has: by the store, or by the journal of that time."""
+        """Whether the store, or the journal of that time, says who has the lock, or that nobody has it."""
         return self.name in self.leases or any(entry.event in BEGINS | ENDS for entry in self.history)
 
     @property
     def told_until(self) -> float:
-        """Seconds of Unix time. What happened later, the processes may not have written yet, each at its own time."""
+        """Until when the journal is complete, in seconds of Unix time: later events may not be written yet."""
         return max(self.at, self.entries[-1].at if self.entries else 0.0) - UNTOLD
 
     @property
@@ -108,7 +110,7 @@ class Situation:
 
     @property
     def history(self) -> list[JournalEntry]:
-        """What happened to this lock until then."""
+        """The events of this lock up to the moment."""
         return [entry for entry in self.entries or () if entry.name == self.name and entry.at <= self.at]
 
 
@@ -121,10 +123,10 @@ def process(holder: Holder) -> tuple[str, int]:
 
 
 def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, others: bool = True) -> Situation:
-    """``at``: a moment of the past; None: now. Raises LockBackendError.
+    """Returns the situation of a lock. ``at``: a moment of the past, in seconds of Unix time; None: now.
 
-    ``others``: whether the store is asked, too, for all other locks that somebody waits for: its holder may be among
-    those. Without, what is known of them is what the journal tells.
+    ``others``: whether to ask the store also for all other locks that have waiters, because the holder may be one of
+    the waiters. Without it, only the journal says something about them. Raises LockBackendError.
     """
     entries, unread = None, ""
     try:
@@ -132,7 +134,7 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, othe
     except LockBackendError as error:
         if at is not None or not error.is_final:
             raise
-        unread = str(error)  # such as one of permissions: the store tells the rest
+        unread = str(error)  # for example of permissions; the store still shows the rest
     if at is not None:
         return from_journal(entries, name, backend.alias, at, backend.long_held)
     waited_for = islice(backend.waited_for(), MOST_QUEUES) if others else ()
@@ -168,7 +170,7 @@ def gather(backend: BaseLockBackend, name: str, at: float | None = None, *, othe
 
 
 def read_entries(backend: BaseLockBackend) -> list[JournalEntry] | None:
-    """Those of the caller's locks, the oldest first; None: there is no journal."""
+    """Returns the entries of the caller's locks, the oldest first; None: there is no journal."""
     if not isinstance(backend, JournalBackend) or not backend.journal_length:
         return None
     prefix = backend.prefix_now()
@@ -178,7 +180,7 @@ def read_entries(backend: BaseLockBackend) -> list[JournalEntry] | None:
 def from_journal(
     entries: Sequence[JournalEntry] | None, name: str, using: str, at: float, long_held: float | None
 ) -> Situation:
-    """As the journal tells of that moment."""
+    """Returns the situation at that moment according to the journal."""
     known = [entry for entry in entries or () if entry.at <= at]
     queues = {each: [*map(Waiting.told, waits)] for each, waits in waits_in(known, at).items()}
     proven = {entry.lease for entry in entries or () if entry.at > at and entry.event is not Event.LOST}
@@ -192,14 +194,14 @@ def from_journal(
 def _waiters(backend: BaseLockBackend, names: Sequence[str]) -> list[list[QueuedWaiter] | None]:
     if backend.supports_processes:
         return backend.waiters(names)
-    # The store of this process knows the leaders, and its queue knows all.
+    # A store in this process knows only the leaders; the local queue knows all waiters.
     queue = locks.service(backend.alias).queue
     lines = [queue.line(key) for key in backend.keyed(names)[1]]
     return [[QueuedWaiter(digest(one.token), one.holder.since, one.holder) for one in line] for line in lines]
 
 
 def _held(info: LockInfo, told: HeldLease | None, now: float) -> HeldLease:
-    """``told``: what the journal tells of it."""
+    """Returns the lease as the store shows it. ``told``: the same lease according to the journal."""
     told = told or HeldLease(info.digest, info.holder, info.holder.since if info.holder else now)
     return told._replace(
         holder=info.holder,
@@ -212,9 +214,9 @@ def _held(info: LockInfo, told: HeldLease | None, now: float) -> HeldLease:
 
 
 def _leases_in(entries: Iterable[JournalEntry]) -> dict[str, list[HeldLease]]:
-    """Those that were granted and have not ended, as far as is told. A later grant shows that one has.
+    """Returns the leases that were granted and have not ended, as far as the entries say.
 
-    At each grant, so many stood at most as its lock has slots; those that were granted last are taken to.
+    A lock has at most as many leases at a time as slots. So each grant shows that older leases beyond that have ended.
     """
     standing: defaultdict[str, dict[str, HeldLease]] = defaultdict(dict)
     for entry in entries:
@@ -239,10 +241,10 @@ def _not_renewed(lease: HeldLease, since: JournalEntry) -> HeldLease:
 
 
 def waits_in(entries: Iterable[JournalEntry], at: float) -> dict[str, list[JournalEntry]]:
-    """Who waits at that moment, by the lock, in the order in which they began.
+    """Returns who waits at that moment, by the name of the lock, in the order in which they began.
 
-    A thread or task waits for one lock at a time: what it does next ends the wait. It is not known by its lease,
-    because a waiter goes on with the token of one that stood before it.
+    A thread or task waits for one lock at a time, so its next event ends the wait. The lease does not identify a
+    waiter, because a waiter may continue with the token of one that stood before it.
     """
     latest: dict[Execution, JournalEntry] = {}
     for entry in entries:
@@ -257,7 +259,8 @@ def waits_in(entries: Iterable[JournalEntry], at: float) -> dict[str, list[Journ
 
 
 def _queue(queue: Sequence[QueuedWaiter] | None, waits: Sequence[JournalEntry]) -> list[Waiting] | None:
-    """The store knows the places, and with luck the processes; the journal knows threads, and who stands behind."""
+    """Returns the queue. The store knows the places, and perhaps the processes. The journal knows threads, and who
+    stands behind."""
     if queue is None:
         return [*map(Waiting.told, waits)] or None
     by_lease = {one.lease: one for one in waits}
@@ -273,12 +276,12 @@ def _queue(queue: Sequence[QueuedWaiter] | None, waits: Sequence[JournalEntry]) 
 
 
 def _may_be(known: Holder, told: Holder) -> bool:
-    """``known``: as far as the store knows it."""
+    """Returns whether both may be the same waiter. ``known``: the waiter as far as the store knows it."""
     return process(told) == process(known) and known.thread in ("", told.thread)
 
 
 def _with_those_behind(first: Waiting, left: list[JournalEntry]) -> Waiting:
-    """Takes the others of its process out of those that are left."""
+    """Returns the waiter with the others of its process behind it, and removes them from ``left``."""
     if first.holder is None:
         return first
     behind = [one for one in left if one.holder and process(one.holder) == process(first.holder)]

@@ -1,4 +1,4 @@
-"""Moments and lengths of time as people read them, in their language."""
+"""Moments and lengths of time as texts for people, in their language."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 from django.utils.formats import get_format
 from django.utils.translation import gettext_lazy as _
 
-# The admin's script gets these, too, and fills them in the same way.
+# The admin's script gets these texts, too, and fills them in the same way.
 LENGTHS = {
     "seconds": _("%(seconds)s s"),
     "minutes": _("%(minutes)s min %(seconds)s s"),
@@ -18,7 +18,7 @@ LENGTHS = {
 
 
 def format_duration(seconds: float) -> str:
-    """In its two largest units."""
+    """Returns the text of a length of time in its two largest units."""
     whole = int(seconds)
     if whole < 60:
         return LENGTHS["seconds"] % {"seconds": whole}
@@ -30,13 +30,13 @@ def format_duration(seconds: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """In the time zone of Django, to the second; with the day, where that is another one."""
+    """Returns the text of a moment in Django's time zone, to the second, with the day if it is not today."""
     zone = timezone.get_current_timezone()
     when, today = (datetime.fromtimestamp(one, UTC).astimezone(zone).replace(microsecond=0) for one in (at, now))
     return to_the_second(when.time() if when.date() == today.date() else when)
 
 
 def to_the_second(when: datetime | time) -> str:
-    """By the first of Django's formats for input that has seconds: those for output have none."""
+    """Formats with Django's first input format that has seconds, because its output formats have none."""
     formats = get_format("DATETIME_INPUT_FORMATS" if isinstance(when, datetime) else "TIME_INPUT_FORMATS")
     return when.strftime(next(one for one in formats if "%S" in one))

@@ -1,4 +1,4 @@
-"""``manage.py beat_runs``: when the entries of beat ran, and what operators do to them."""
+"""``manage.py beat_runs``: shows when the entries of beat ran, and sends or resets them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Command(TranslatedCommand):
 
     @staticmethod
     def _add_common(parser: Any) -> None:
-        # Without a default: that of an action would replace an option that was given before its name.
+        # Without a default: the default of an action would replace an option that was given before its name.
         parser.add_argument(
             "--using", default=SUPPRESS, metavar="ALIAS", help=gettext("default: that of DISTRIBUTED_LOCKS_BEAT")
         )
@@ -99,7 +99,8 @@ class Command(TranslatedCommand):
             self.stdout.write(f"{self.style.SUCCESS(done)}  {printable(entry)}  {what}")
 
     def _stored_name(self, name: str) -> str:
-        """With the prefix of its app, where there is such an entry; else as it was given: it may not be readable."""
+        """Returns the name with the prefix of its app, if such an entry exists; else the name as it was given, because
+        its entry may be unreadable."""
         known = {run.entry for run in recorded_runs(self.using)}
         if name in known:
             return name

@@ -1,4 +1,4 @@
-"""``manage.py locks``: what is locked, by whom, and whether the stores are in order."""
+"""``manage.py locks``: which locks are held, by whom, and whether the stores are in order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Command(TranslatedCommand):
         return super().create_parser(prog_name, subcommand, epilog=gettext(self.epilog), **kwargs)
 
     def add_base_argument(self, parser: CommandParser, *args: Any, **kwargs: Any) -> None:
-        """Django's options, such as ``--settings``. They are kept for the actions, behind which they may stand, too."""
+        """Keep Django's options, such as ``--settings``, for the actions: they may also stand after an action."""
         self.base_arguments.append((args, kwargs))
         super().add_base_argument(parser, *args, **kwargs)
 
@@ -125,7 +125,7 @@ class Command(TranslatedCommand):
 
     @staticmethod
     def _add_common(parser: Any) -> None:
-        # Without a default: that of an action would replace an option that was given before its name.
+        # Without a default: the default of an action would replace an option that was given before its name.
         parser.add_argument("--using", default=SUPPRESS, metavar="ALIAS", help=gettext("only this backend"))
         parser.add_argument("--json", action="store_true", default=SUPPRESS, help=gettext("for programs"))
 
@@ -143,7 +143,7 @@ class Command(TranslatedCommand):
         try:
             action(options)
             self.stdout.flush()
-        except BrokenPipeError:  # the reader has closed it; what is buffered would be written again at the exit
+        except BrokenPipeError:  # the reader has closed the pipe; at exit Python would write the buffered rest again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def do_list(self, options: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ class Command(TranslatedCommand):
         else:
             columns, lines = shutil.get_terminal_size()
             keys = inventory.keys()
-            # With --watch only the locks that fit on the screen are looked up.
+            # With --watch, only the locks that fit on the screen are looked up.
             shown = keys[: max(1, lines - 5)] if watched and self.stdout.isatty() else keys
             found = look_with_waiters(inventory, shown)
             text = self._table(found, columns if self.stdout.isatty() else None)
@@ -377,13 +377,13 @@ class Command(TranslatedCommand):
         self.stdout.write(json_text(data))
 
     def _print_json_list(self, items: Iterable[Any]) -> None:
-        """As they come: all together might not fit into the memory."""
+        """Print items as they come, because all of them together might not fit into memory."""
         between = "["
         try:
             for item in items:
                 self.stdout.write(f"{between}{json_text(item)}", ending="")
                 between = ", "
-        finally:  # what was written is JSON, whatever has failed
+        finally:  # the output is valid JSON even after a failure
             self.stdout.write("[]" if between == "[" else "]")
 
     def _raise_errors(self, inventory: Inventory) -> None:
@@ -392,7 +392,7 @@ class Command(TranslatedCommand):
 
 
 def _unknown(name: str, at: float | None, asked: Iterable[Situation | None]) -> Iterator[str]:
-    """What is said of a lock of which nothing is known."""
+    """Yields the sentences about a lock of which nothing is known."""
     if at is None:
         yield f"Nobody holds the lock {name!r} or waits for it, and no journal has it."
     else:

@@ -1,6 +1,6 @@
-"""``manage.py runlocked NAME -- program``: a program that runs only while it holds a lock.
+"""``manage.py runlocked NAME -- program``: runs a program only while it holds a lock.
 
-With ``--leader`` it is kept running on one host of all.
+With ``--leader`` it keeps the program running, on one of all hosts.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ EXIT_CODES = {
     "by_signal": BY_SIGNAL,
 }  # fmt: skip
 
-# Windows has the first and the third of them.
+# Windows has the first and the third of these.
 FORWARDED = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
 SENT_BY_TERMINAL = [number for number in FORWARDED if number.name in ("SIGINT", "SIGQUIT")]
-ENDING = {*SENT_BY_TERMINAL, signal.SIGTERM}  # after which no program is started again
+ENDING = {*SENT_BY_TERMINAL, signal.SIGTERM}  # after these the program is not started again
 BOUNDS = ("wait", "min_hold", "max_hold", "on_busy", "busy_exit_code")  # options that a leader does not have
 POLL_INTERVAL = 0.1  # seconds
 
@@ -158,7 +158,7 @@ class Command(TranslatedCommand):
     def _lock(self, name: str, using: str, label: str, leader: bool, options: dict[str, Any]) -> Lock:
         names = ("wait", "ttl", "min_hold", "max_hold")
         given: dict[str, Any] = {option: options[option] for option in names if option in options}
-        # "log": when the lock is released the program has ended, and its exit code says more.
+        # "log": when the lock is released, the program has ended, and its exit code says more.
         given |= {"on_lost": "log", "label": label}
         if leader:
             return Leadership(stored_name(name, own=False), using, unbounded(**given))
@@ -174,7 +174,10 @@ class Command(TranslatedCommand):
         pause: float | None,
         options: dict[str, Any],
     ) -> tuple[Lease, int]:
-        """The last lease under which the program ran, and its exit code. ``pause``: of a leader, who goes on."""
+        """Returns the last lease under which the program ran, and its exit code.
+
+        ``pause``: seconds until a leader runs the program again; None: it is not a leader.
+        """
         while True:
             with mutex as lease:
                 if pause is not None and options["verbosity"]:
@@ -213,10 +216,11 @@ class Command(TranslatedCommand):
 
 
 class Child:
-    """The process of the program, and those that it has started.
+    """The process of the program, and the processes that it has started.
 
-    Without a terminal they are a process group of their own. A terminal has one foreground group, which reads from it:
-    there the program stays in ours, and processes that it has started cannot be reached. The same on Windows.
+    Without a terminal they are a process group of their own. A terminal has one foreground group, which reads from it.
+    So with a terminal the program stays in our group, and the processes that it has started cannot be reached. On
+    Windows they cannot be reached either.
     """
 
     def __init__(self, program: list[str], environment: dict[str, str]) -> None:
@@ -247,7 +251,7 @@ class Child:
         return self._process.wait()
 
     def _signal_group(self, number: int) -> bool:
-        """Whether any process of the group is alive."""
+        """Send the signal to the group. Returns whether any process of the group is alive."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -258,7 +262,7 @@ class Child:
 
 
 class Interrupted(BaseException):
-    """A signal came while the lock was waited for. Not an Exception, which other code might catch."""
+    """A signal came during the wait for the lock. It is not an Exception, because other code might catch that."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -266,18 +270,18 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """In this context signals end the wait for the lock, and later are forwarded to the program."""
+    """A context in which signals end the wait for the lock, or are forwarded to the program when it runs."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
         self._forwarded: set[int] = set()
         self._starting = False
-        self._pending: list[int] = []  # that came while the program was being started
+        self._pending: list[int] = []  # signals that came while the program was being started
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         for number in FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # so that nohup still works
                 self._previous_handlers[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -296,7 +300,10 @@ class Signals:
         return self._child
 
     def have_ended(self, code: int) -> bool:
-        """Whether the program was to end, or was ended by one of them; else they end the next wait, as the first."""
+        """Note that the program has ended. Returns whether a signal told it to end, or ended it.
+
+        If not, the next signal ends the next wait, as it does the first.
+        """
         self._child = None
         return bool(self._forwarded & ENDING) or -code in self._forwarded
 
@@ -315,12 +322,12 @@ def _has_terminal() -> bool:
 
 
 def _is_in_foreground() -> bool:
-    """Whether Ctrl-C of the terminal reaches the program, too: it is in the same process group, or console."""
+    """Returns whether Ctrl-C in the terminal reaches the program, too: it is in the same process group, or console."""
     return not hasattr(os, "getpgrp") or _foreground() == os.getpgrp()
 
 
 def _foreground() -> int | None:
-    """The foreground process group of the terminal; None without a terminal, and on Windows."""
+    """Returns the foreground process group of the terminal; None without a terminal, and on Windows."""
     if not hasattr(os, "tcgetpgrp"):
         return None
     try:
