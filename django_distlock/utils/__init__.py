@@ -1,1 +1,1 @@
-"""Helpers that know nothing of locks."""
+"""Helpers that know nothing about locks."""

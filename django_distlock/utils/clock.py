@@ -1,4 +1,4 @@
-"""The clocks, and sleep: the one place from which the package has them, so that a simulated world can replace them."""
+"""The clocks, and sleep. The package takes them only from here, so that a simulated world can replace them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from functools import partial
 
 
 def _clock() -> Callable[[], float]:
-    """Counts seconds that also pass while the machine sleeps, as they do for the store."""
+    """Returns a clock that also counts the seconds while the machine sleeps, because they pass for the store, too."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-    if sys.platform == "darwin":  # where time.monotonic() is another clock, which stops meanwhile
+    if sys.platform == "darwin":  # here time.monotonic() is another clock, which stops meanwhile
         return partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-    return time.monotonic  # of Windows counts them
+    return time.monotonic  # on Windows it counts them
 
 
 clock = _clock()
-wall_clock = time.time  # seconds since 1970, for people and for what is stored. It may be set: no deadline goes by it
-monotonic = time.monotonic  # by which Django says when a connection is to be closed
+wall_clock = time.time  # seconds of Unix time, for people and for stored data. It may be set, so no deadline uses it
+monotonic = time.monotonic  # Django uses this clock for the time at which it closes a connection
 
 
 def wall_clock_us() -> int:
-    """Microseconds since 1970."""
+    """Returns microseconds of Unix time."""
     return time.time_ns() // 1000
 
 
 def safe_deadline(sent_at: float, ttl: float) -> float:
-    """Until when a lease asked for at ``sent_at`` certainly holds, though the store's clock may run faster.
+    """Returns until when a lease that was requested at ``sent_at`` is certainly valid, even if the store's clock is
+    faster.
 
-    The allowance for that drift, 1 % of the TTL and 2 ms, is the one of the Redlock algorithm.
+    ``ttl``: seconds. The allowance for the drift, 1 % of the TTL and 2 ms, comes from the Redlock algorithm.
     """
     return sent_at + ttl * 0.99 - 0.002
 
 
 def sleep(seconds: float) -> None:
-    time.sleep(seconds)  # looked up now: gevent replaces it
+    time.sleep(seconds)  # looked up at each call, because gevent replaces it

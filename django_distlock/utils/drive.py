@@ -1,7 +1,7 @@
-"""The one place where generators without I/O meet threads and tasks.
+"""Runs generators without I/O in threads and tasks. Only this module does it.
 
-A generator yields each ``Call`` that it wants to be made, and is sent what that returned; what it raised is raised
-inside of the generator. So one algorithm serves threads and tasks, and a simulation can drive it, too.
+A generator yields each ``Call`` that must be made. It is sent the result of the call; an error of the call is raised
+inside the generator. So threads and tasks share one algorithm, and a simulation can drive it, too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Call:
-    """``target.method(*arguments, **options)``; for tasks its twin, ``await target.amethod(...)``.
+    """A call of ``target.method(*arguments, **options)``; in tasks of its twin, ``await target.amethod(...)``.
 
-    ``on``: the target, where it is another one than the driver's.
+    ``on``: the target, if it is not the driver's.
     """
 
     __slots__ = ("arguments", "method", "on", "options")
@@ -39,9 +39,9 @@ def _unchanged(error: Exception) -> Exception:
 def drive(steps: Steps[T], target: object, translate: Translate = _unchanged) -> T:
     """Return what the generator returns, or raise what it raises.
 
-    ``translate``: makes of an error of a call the one that is raised inside of the generator.
+    ``translate``: gets the error of a call, and returns the error to raise inside the generator.
 
-    What interrupts this function itself closes the generator, and so does a BaseException in a call, such as the one of
+    An interruption of this function itself closes the generator. So does a BaseException in a call, for example by
     Ctrl-C.
     """
     try:
@@ -62,7 +62,7 @@ def drive(steps: Steps[T], target: object, translate: Translate = _unchanged) ->
 
 
 async def adrive(steps: Steps[T], target: object, translate: Translate = _unchanged) -> T:
-    """``drive()`` for tasks. Where the task is cancelled, the generator is closed."""
+    """``drive()`` for tasks. If the task is cancelled, the generator is closed."""
     try:
         call = next(steps)
         while True:

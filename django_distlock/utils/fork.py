@@ -1,7 +1,7 @@
-"""What a process owns is its own: in a forked child threads, connections, inboxes and leases begin anew.
+"""Resets the state of a process in a forked child: threads, connections, inboxes and leases begin anew there.
 
-Python tells of the forks that it makes itself. A fork in C, as of uWSGI, is noticed by the next one who asks for the
-number of the process here.
+Python calls hooks for the forks that it makes itself. A fork in C, such as uWSGI's, is noticed by the next call that
+asks this module for the process id.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 Reset = Callable[[], None]
-MADV_WIPEONFORK = 18  # of Linux; mmap does not name it
+MADV_WIPEONFORK = 18  # a constant of Linux that mmap does not have
 
-_known_pid = os.getpid()  # the process that everything here was made in, or made anew for
+_known_pid = os.getpid()  # the process in which everything was made, or reset last
 _functions: list[Reset] = []
 _methods: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 _guards: dict[int, threading.RLock] = {}
@@ -27,8 +27,8 @@ _guards: dict[int, threading.RLock] = {}
 def in_child(reset: Reset) -> None:
     """Call ``reset`` in every forked child, before anything else of this package runs there.
 
-    It must neither wait nor fail, may be called more than once, and asks ``os.getpid()``, not ``pid()``. A method, one
-    of each object, does not keep its object alive.
+    It must neither wait nor fail. It may be called more than once. It must use ``os.getpid()``, not ``pid()``. Each
+    object may have one method here, which does not keep the object alive.
     """
     if isinstance(reset, MethodType):
         _methods[reset.__self__] = reset.__func__
@@ -37,15 +37,15 @@ def in_child(reset: Reset) -> None:
 
 
 def around(before: Reset, *, in_parent: Reset) -> None:
-    """Call ``before`` before this process forks, where Python does that, and ``in_parent`` when it has forked."""
+    """Call ``before`` before Python forks this process, and ``in_parent`` in this process after that."""
     if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
         os.register_at_fork(before=before, after_in_parent=in_parent)
 
 
 def _new_mark() -> mmap.mmap | bytearray:
-    """A byte that is 1 in this process, and that Linux clears in a forked child, however it was forked.
+    """Returns a byte that is 1 in this process, and that Linux clears in a forked child, however it was forked.
 
-    Where that cannot be had it is 0, and the number of the process is asked for each time.
+    If the system cannot do that, the byte is 0, and the kernel is asked for the process id each time.
     """
     if sys.platform != "linux":
         return bytearray(1)
@@ -56,7 +56,7 @@ def _new_mark() -> mmap.mmap | bytearray:
         return bytearray(1)
     try:
         page.madvise(-1)
-    except OSError:  # as it should; an emulator that takes any advice follows none
+    except OSError:  # as it should: an emulator that accepts any advice ignores all of it
         page[0] = 1
         return page
     return bytearray(1)
@@ -66,26 +66,27 @@ mark = _new_mark()
 
 
 def notice() -> None:
-    """Begin anew if this is a forked child that nobody told."""
+    """Begin anew if this is a forked child in which no hook was called."""
     if not mark[0]:
         _begin_anew()
 
 
 def pid() -> int:
-    """``notice()``, and the number of this process without asking the kernel, which takes longer than all the rest."""
+    """Call ``notice()``, and return the process id without a call of the kernel, which would take most of the time."""
     if not mark[0]:
         _begin_anew()
     return _known_pid
 
 
 def is_copy(pid: int) -> bool:
-    """Whether this thread was started in process ``pid`` and is now in a child, which it must leave alone: it ends.
+    """Returns whether this thread was started in process ``pid`` and is now in a child. It must do nothing there, and
+    end.
 
-    A fork copies no threads, but greenlets in the place of threads.
+    A fork does not copy threads, but it copies greenlets that replace threads.
     """
     if os.getpid() == pid:
         return False
-    threading.current_thread()  # makes it known here; the end of a thread that is not known is told as an error
+    threading.current_thread()  # registers it here, because the end of an unknown thread is reported as an error
     return True
 
 
@@ -94,7 +95,7 @@ def _begin_anew() -> None:
     pid = os.getpid()
     if _known_pid == pid:
         return
-    with _guards.setdefault(pid, threading.RLock()):  # never one that another thread held at the fork
+    with _guards.setdefault(pid, threading.RLock()):  # never a lock that another thread held at the fork
         if _known_pid == pid:
             return
         for reset in _functions:
@@ -107,8 +108,8 @@ def _begin_anew() -> None:
 
 
 def _follow_uwsgi() -> None:
-    """uWSGI calls one function in every worker that it forked."""
-    uwsgi: Any = sys.modules.get("uwsgi")  # there inside of uWSGI alone
+    """Add a hook to uWSGI, which calls one function in every worker that it has forked."""
+    uwsgi: Any = sys.modules.get("uwsgi")  # exists only inside uWSGI
     if uwsgi is None:
         return
     earlier = getattr(uwsgi, "post_fork_hook", None)

@@ -1,4 +1,4 @@
-"""What other lock libraries call things, and what they are called here: for errors that somebody new meets."""
+"""Words of other lock libraries, and the words of this package for the same: for the errors that new users meet."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OPTIONS = {
     ),
 }
 
-# Of an entry of DISTRIBUTED_LOCKS
+# Keys of an entry of DISTRIBUTED_LOCKS
 KEYS = dict.fromkeys(
     ("TIMEOUT", "BLOCKING_TIMEOUT", "EXPIRE", "EXPIRY", "LEASE_TIME", "LOCK_TIMEOUT"),
     "TTL or WAIT? 'TTL': 30 is how long the store keeps a lease nobody renews; 'WAIT': 5 is how long to wait for a busy"
     " lock.",
 )
 
-# Those of a lease that a handle is asked for. A class that has one of these words itself answers by that.
+# Attributes of a lease that people look for on a handle. A class that has such an attribute itself keeps it.
 OF_LEASES = (
     "detach",
     "ensure_held",
@@ -80,21 +80,21 @@ ATTRIBUTES = {
 
 
 class OtherWord:
-    """An attribute that is not there: whoever asks for it is told its name here.
+    """An attribute that does not exist. Its error names the word of this package.
 
-    Not ``__getattr__()``, with which Python would find all other attributes more slowly.
+    It is not done by ``__getattr__()``, because with that Python would find all other attributes more slowly.
     """
 
     def __init__(self, word: str, hint: str) -> None:
         self._word, self._hint = word, hint
 
     def __get__(self, thing: object, kind: type) -> NoReturn:
-        # Without obj=, in which Python would look for another word to suggest, such as a private one.
+        # Without obj=: Python would search it for another name to suggest, such as a private one.
         raise AttributeError(f"{kind.__name__!r} object has no attribute {self._word!r}: {self._hint}", name=self._word)
 
 
 def answer_other_words(kind: type[T]) -> type[T]:
-    """For a class whose objects are asked by the words of other libraries, also in the way of Java."""
+    """A class decorator that adds the words of other libraries, also in the spelling of Java."""
     own = {*dir(kind), *kind.__annotations__}
     for word, hint in ATTRIBUTES.items():
         if word in own:
@@ -104,7 +104,7 @@ def answer_other_words(kind: type[T]) -> type[T]:
             setattr(kind, spelt, OtherWord(spelt, hint))
 
     def own_words(thing: object) -> list[str]:
-        """What shells offer."""
+        """Returns the names that shells offer."""
         offered = object.__dir__(thing)
         return [word for word in offered if not isinstance(vars(kind).get(word), OtherWord)]
 

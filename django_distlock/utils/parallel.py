@@ -1,4 +1,4 @@
-"""Questions that are asked at the same time, so that timeouts do not add up."""
+"""Asks questions at the same time, so that timeouts do not add up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 def ask_in_parallel(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, Answer]:
-    """The answer to each question. Several are asked in threads, in the context of the caller.
+    """Returns the answer to each question. Several questions are asked in threads, in the context of the caller.
 
     Raises the error of the first question that failed.
     """
@@ -28,9 +28,9 @@ def ask_in_parallel(questions: Mapping[Key, Callable[[], Answer]]) -> dict[Key, 
 
 
 def ask_in_thread(key: object, question: Callable[[], Answer]) -> Future[Answer]:
-    """The answer to a question that is asked in a thread, in the context of the caller."""
+    """Ask a question in a thread, in the context of the caller. Returns a future of the answer."""
     answer: Future[Answer] = Future()
-    language = translation.get_language()  # which contexts do not carry to other threads
+    language = translation.get_language()  # contexts do not carry it to other threads
     new_thread(f"distlock-ask-{key}", copy_context().run, _answer, answer, question, language).start()
     return answer
 
@@ -41,7 +41,7 @@ def _answer(future: Future[Answer], question: Callable[[], Answer], language: st
             with translation.override(language):
                 answer = question()
         finally:
-            connections.close_all()  # those of Django for this thread, which no other thread can close
+            connections.close_all()  # Django's connections of this thread, which no other thread can close
     except BaseException as error:
         future.set_exception(error)
     else:

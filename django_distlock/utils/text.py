@@ -1,4 +1,4 @@
-"""Text from outside, such as names, labels and hosts, made fit for people, logs and terminals."""
+"""Makes text from outside, such as names, labels and hosts, safe for people, logs and terminals."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ ELIDED: dict[type, str] = {str: "'…'", bytes: "b'…'", list: "[…]", tuple: 
 
 
 def printable(text: str) -> str:
-    """Line breaks, control characters, and marks that turn the direction of writing as escapes.
+    """Returns the text with line breaks, control characters, and marks that change the writing direction as escapes.
 
-    Text that is printable already comes back as it is.
+    Text that is already printable is returned unchanged.
     """
     if text.isprintable():
         return text
@@ -20,9 +20,10 @@ def printable(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """How messages quote a setting in which a password may stand: a URL that is mistyped, or is where it should not be.
+    """Returns how messages quote a setting that may contain a password: a URL with a mistake, or in the wrong place.
 
-    Numbers, words and addresses as they are; of a URL its beginning; of anything else its kind.
+    Numbers, words and addresses are quoted unchanged. Of a URL, only the beginning is quoted; of any other value, only
+    its type.
     """
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, tuple(ELIDED)) and not value):
         return repr(value)
@@ -35,7 +36,7 @@ def quoted(value: object) -> str:
 
 
 def bounded(text: str, most: int) -> str:
-    """At most so many characters: of a longer text its beginning and its end."""
+    """Returns at most ``most`` characters: the beginning and the end of a longer text."""
     if len(text) <= most:
         return text
     kept = (most - 1) // 2

@@ -1,4 +1,4 @@
-"""Background threads: the one place that makes them, so that a simulated world can replace them."""
+"""Background threads. Only this module makes them, so that a simulated world can replace them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ logger = logging.getLogger("django_distlock")
 
 
 def new_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """A daemon, so that neither Ctrl-C nor the end of the process waits for it. Not started yet."""
+    """Returns a thread that is not started yet. It is a daemon, so Ctrl-C and the end of the process do not wait."""
     return threading.Thread(target=target, args=arguments, name=name, daemon=True)
 
 
 def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread | None:
-    """None where no thread can be started: at the limit of a container, or while the interpreter exits."""
+    """Returns the started thread; None if no thread can be started: at the limit of a container, or while the
+    interpreter exits."""
     thread = new_thread(name, target, *arguments)
     try:
         thread.start()
@@ -36,7 +37,10 @@ _workers: WeakSet[Worker] = WeakSet()
 
 
 def end_all(timeout: float) -> None:
-    """The interpreter exits. A subinterpreter that ends while one of its threads is there aborts the process."""
+    """Let all threads end when the interpreter exits, and wait for that at most ``timeout`` seconds.
+
+    A subinterpreter that ends while one of its threads still runs aborts the process.
+    """
     deadline = clock() + timeout
     for thread in [worker.end() for worker in list(_workers)]:
         if thread is not None:
@@ -44,12 +48,12 @@ def end_all(timeout: float) -> None:
 
 
 class Post:
-    """What one thread at a time has: each tries to take it when it begins to run, and the one that has it leaves it.
+    """A role that one thread at a time has. A thread tries to take it when it begins to run, and leaves it at the end.
 
-    It is never given to a thread that is to be started, because an interrupt in ``Thread.start()`` leaves open whether
-    the thread will ever run. It is without a lock, because signal handlers and finalizers come at any point of a
-    thread. Whoever wants something of the thread writes that down and then looks whether the post is taken; the thread
-    leaves and then looks for what was written down. So one of the two sees the other.
+    A post is never given to a thread before its start, because after an interrupt in ``Thread.start()`` it is unknown
+    whether the thread will ever run. A post uses no lock, because signal handlers and finalizers may run at any point
+    of a thread. A caller that needs the thread first records the work, and then checks whether the post is taken. The
+    thread first leaves the post, and then checks for recorded work. So one of the two sees the other.
     """
 
     def __init__(self) -> None:
@@ -60,7 +64,7 @@ class Post:
         return self._taken.get("by")
 
     def take(self) -> bool:
-        """False if another thread has it."""
+        """Take the post. Returns False if another thread has it."""
         me = threading.current_thread()
         return self._taken.setdefault("by", me) is me
 
@@ -69,16 +73,17 @@ class Post:
 
 
 class Worker:
-    """Calls ``work`` in a daemon thread: when it is nudged, and when the last call said that it is due again.
+    """Calls ``work`` in a daemon thread: when it is nudged, and when the last call said that work is due again.
 
-    ``work()`` does what is due and returns when it is to be called next, on ``clock()``, or None when nothing
-    is left to do. An exception is logged and the work done again: nobody would see the thread die.
+    ``work()`` does what is due, and returns when it should be called next, on ``clock()``; None if there is nothing
+    left to do. If it raises, the exception is logged and the work is done again, because nobody would see the thread
+    die.
 
-    In a forked child there is no thread until somebody nudges.
+    In a forked child there is no thread until the first nudge.
     """
 
     idle_timeout = 10.0  # seconds without work after which the thread ends
-    retry_delay = 1.0  # seconds after which work that failed is done again
+    retry_delay = 1.0  # seconds until work that failed is done again
 
     def __init__(
         self,
@@ -90,10 +95,11 @@ class Worker:
         on_refusal: Callable[[RuntimeError], object] | None = None,
         idle_timeout: float | None = None,
     ) -> None:
-        """``is_needed``: whether the work is to go on while the interpreter exits.
+        """``is_needed``: returns whether the work must continue while the interpreter exits.
 
-        ``interrupt``: ends what ``work()`` waits for, so that it returns. ``on_refusal``: called when the thread cannot
-        be started, at the limit of a container or while the interpreter exits; by default that is logged as an error.
+        ``interrupt``: ends a wait inside ``work()``, so that it returns. ``on_refusal``: called if the thread cannot be
+        started, at the limit of a container or while the interpreter exits; by default an error is logged.
+        ``idle_timeout``: seconds without work after which the thread ends.
         """
         self._name = name
         self._work = work
@@ -108,19 +114,19 @@ class Worker:
 
     def _reset_after_fork(self) -> None:
         self._post = Post()
-        self._wake_event = WakeEvent()  # for who has the post
+        self._wake_event = WakeEvent()  # for the thread that has the post
         self._is_nudged = False
         self._ends = False
-        self.wakes_at = inf  # when it looks by itself; inf: whoever adds something nudges
+        self.wakes_at = inf  # when it looks by itself; inf: every caller that adds work nudges
         self._nudged_for = -inf
 
     @property
     def thread(self) -> threading.Thread | None:
-        """The one that runs."""
+        """The thread that runs; None if there is none."""
         return self._post.thread
 
     def nudge(self, due: float = -inf) -> None:
-        """There is something to do; ``due``: not before this moment."""
+        """Tell the worker that there is work to do. ``due``: not before this moment, on ``clock()``."""
         if due >= self.wakes_at:
             return
         self._is_nudged = True
@@ -130,7 +136,7 @@ class Worker:
             self._start()
 
     def _start(self) -> None:
-        """Two that come here at once start two threads, one of which returns at once."""
+        """Start a thread. Two callers at the same time start two threads, and one of these ends at once."""
         thread = new_thread(self._name, self._run, os.getpid())
         try:
             thread.start()
@@ -139,7 +145,7 @@ class Worker:
                 self._on_refusal(error)
 
     def _log_refusal(self, error: RuntimeError) -> None:
-        """Leases end with their TTL, and say so."""
+        """Log that the thread cannot be started. Leases then end with their TTL, and report that."""
         about = about_event("thread-refused", thread=self._name)
         logger.error("The thread %s cannot be started", self._name, exc_info=error, extra=about)
 
@@ -150,13 +156,13 @@ class Worker:
             finally:
                 if not fork.is_copy(pid):
                     self._ends = False
-                    self.wakes_at = inf  # as after a rest, from which a killed greenlet does not come back
+                    self.wakes_at = inf  # as after the wait below: a killed greenlet does not return from that
                     self._post.leave()
             if not self._is_nudged:
                 return
 
     def _work_on(self, pid: int) -> None:
-        """Return when nothing was to be done for a while, or the thread is to end."""
+        """Work until there was nothing to do for a while, or the thread should end."""
         idle_since = clock()
         while True:
             self._is_nudged = False
@@ -172,8 +178,8 @@ class Worker:
             if due is None:
                 due = idle_since + self.idle_timeout
                 if self._nudged_for > clock():
-                    # That is done already. It looks again when it would have been due, so that those who do more of the
-                    # same meanwhile, each too soon over for the thread to see it, need not wake it each time.
+                    # That work is done already. The thread looks again when it would have been due. So callers that
+                    # meanwhile add and finish more such work, too fast for the thread to see, need not wake it.
                     due = min(due, self._nudged_for)
             self.wakes_at = due
             self._wake_event.wait(max(0.0, due - clock()))
@@ -182,7 +188,7 @@ class Worker:
             self.wakes_at = inf
 
     def end(self) -> threading.Thread | None:
-        """Tell the thread to end, unless it is needed. Returns it."""
+        """Tell the thread to end. Returns it; None if there is none, or it is still needed."""
         if self._is_needed():
             return None
         thread = self._post.thread
@@ -195,7 +201,7 @@ class Worker:
     def _due_after_work(self, pid: int) -> float | None:
         try:
             return self._work()
-        except BaseException:  # a receiver of a signal may raise SystemExit, which is not meant for this thread
+        except BaseException:  # a receiver of a signal may raise SystemExit, but not to end this thread
             if not fork.is_copy(pid):
                 about = about_event("thread-failed", thread=self._name)
                 logger.exception("The work of %s failed, and it tries again", self._name, extra=about)

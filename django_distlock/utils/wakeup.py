@@ -11,10 +11,10 @@ from .clock import clock
 
 
 class WakeEvent:
-    """Set from any thread, waited for by one thread or task. Setting it before the wait is not lost."""
+    """An event that any thread may set, and for which one thread or task waits. It may be set before the wait."""
 
-    _is_set = False  # since the last wait
-    _wake: Callable[[], object] | None = None  # while it is waited for
+    _is_set = False  # whether it was set since the last wait
+    _wake: Callable[[], object] | None = None  # ends the wait; None: no thread or task waits
 
     def set(self) -> None:
         self._is_set = True
@@ -22,9 +22,9 @@ class WakeEvent:
             wake()
 
     def wait(self, timeout: float) -> bool:
-        """Return when it is set, or was set since the last wait; at the latest after ``timeout`` seconds.
+        """Wait until it is set, or return at once if it was set since the last wait; at most ``timeout`` seconds.
 
-        Whether it was set.
+        Returns whether it was set.
         """
         sleeping = threading.Lock()
         sleeping.acquire()
@@ -43,9 +43,9 @@ class WakeEvent:
             self._is_set = False
 
     def wait_by(self, sleep: Callable[[float], bool], wake: Callable[[], object], timeout: float) -> bool:
-        """The same for one who has something to do meanwhile, in ``sleep(seconds)``, which ``wake()`` ends.
+        """The same for a caller with other work meanwhile: ``sleep(seconds)`` does it, and ``wake()`` ends it.
 
-        Where that returns False, the thread sleeps for the rest of the time.
+        If ``sleep()`` returns False, the thread sleeps for the rest of the time.
         """
         deadline, self._wake = clock() + timeout, wake
         try:
@@ -68,7 +68,7 @@ class WakeEvent:
                 done.set_result(None)
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop was closed; nobody waits there any more
+            with suppress(RuntimeError):  # the loop was closed, so nobody waits there any more
                 loop.call_soon_threadsafe(settle)
 
         self._wake = wake
