@@ -1,1 +1,1 @@
-"""What needs more than Django and a store: OpenTelemetry, health checks. Nothing here is imported unless you do."""
+"""Parts that need more than Django and a store: OpenTelemetry, health checks. They are imported only by your code."""

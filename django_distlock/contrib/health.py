@@ -1,4 +1,4 @@
-"""Whether the stores of locks answer: a view for probes, and a check for django-health-check."""
+"""Checks whether the stores of locks answer: a view for probes, and a check for django-health-check."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from ..utils.events import about_event
 from ..utils.parallel import ask_in_thread
 
 LONGEST = 1.0  # seconds for which a store may take to answer
-KEPT = 2.0  # seconds for which its answer serves further probes
+KEPT = 2.0  # seconds for which further probes get the same answer
 OK, SILENT, REFUSES, WRONG = "ok", "does not answer", "refuses", "wrong settings"
-NAME = "django_distlock.readiness"  # of a lock that nobody takes
+NAME = "django_distlock.readiness"  # the name of a lock that nobody acquires
 
 logger = logging.getLogger("django_distlock")
 
 
 class Probe(NamedTuple):
-    """A question to the store of one alias: when it was asked, on ``clock()``, and what it is answered."""
+    """A question to the store of one alias: when it was asked, on ``clock()``, and the answer."""
 
     asked_at: float
     state: Future[str]
 
 
 class Probes:
-    """The last one of each alias, which further ones share for two seconds, and for as long as it is not answered."""
+    """The last probe of each alias. Further requests share it for two seconds, and for as long as it has no answer."""
 
     def __init__(self) -> None:
         self._begin_anew()
@@ -68,7 +68,7 @@ class Probes:
             return unasked
 
     def _state_of(self, alias: str) -> str:
-        """Asks by one look, which changes nothing."""
+        """Ask the store with one look, which changes nothing."""
         try:
             backend = locks[alias]
             backend.pinned(backend.shared_prefix).look([NAME])
@@ -78,14 +78,14 @@ class Probes:
         except ImproperlyConfigured as error:
             self._tell(alias, error)
             return WRONG
-        except Exception as error:  # a defect, of which those who probe are told no more than of an outage
+        except Exception as error:  # a defect; clients of the probe see no more of it than of an outage
             self._tell(alias, error, traceback=error)
             return SILENT
         self._failing.discard(alias)
         return OK
 
     def _tell(self, alias: str, error: Exception, *, traceback: Exception | None = None) -> None:
-        """Why, which those who probe are not told. Once, until it answers again."""
+        """Log the reason, which clients of the probe do not see, once until the store answers again."""
         if alias not in self._failing:
             self._failing.add(alias)
             about = about_event("not-ready", alias=alias)
@@ -96,7 +96,7 @@ probes = Probes()
 
 
 def states(aliases: Iterable[str]) -> dict[str, str]:
-    """Each alias with "ok", or with what is wrong. Takes a second at most."""
+    """Returns, for each alias, "ok" or what is wrong. Takes at most a second."""
     asked = {alias: probes.ask(alias) for alias in aliases}
     wait(asked.values(), timeout=LONGEST)
     return _known(asked)
@@ -115,19 +115,19 @@ def _known(asked: Mapping[str, Future[str]]) -> dict[str, str]:
 
 
 class Told(JsonResponse):
-    """Not an error in the log of requests, one for each probe: ``not-ready`` tells of it, once."""
+    """A response that Django does not log as an error for each probe, because ``not-ready`` is logged once."""
 
-    _has_been_logged = True  # of Django's
+    _has_been_logged = True  # an attribute of Django's
 
 
 @non_atomic_requests
 @require_safe
 @never_cache
 def readiness(request: HttpRequest) -> JsonResponse:
-    """Answers 200 if the stores of all aliases answer, else 503; ``?using=alias``: of these alone.
+    """Answers 200 if the stores of all aliases answer, else 503. ``?using=alias``: asks only these aliases.
 
-    Asks each once, all at a time, and waits for a second at most. The answer serves other requests of the next two
-    seconds. JSON: ``{"status": "ok", "locks": {"default": "ok"}}``.
+    Asks each store once, all at the same time, and waits at most a second. Other requests in the next two seconds get
+    the same answer. JSON: ``{"status": "ok", "locks": {"default": "ok"}}``.
     """
     aliases = _wanted(request)
     return aliases if isinstance(aliases, JsonResponse) else _answer(states(aliases))
@@ -137,7 +137,7 @@ def readiness(request: HttpRequest) -> JsonResponse:
 @require_safe
 @never_cache
 async def areadiness(request: HttpRequest) -> JsonResponse:
-    """``readiness()`` for event loops, without a thread that waits."""
+    """``readiness()`` for event loops; no thread waits for the stores' answers here."""
     aliases = _wanted(request)
     return aliases if isinstance(aliases, JsonResponse) else _answer(await astates(aliases))
 
@@ -145,7 +145,7 @@ async def areadiness(request: HttpRequest) -> JsonResponse:
 def _wanted(request: HttpRequest) -> list[str] | JsonResponse:
     try:
         known = list(locks)
-    except ImproperlyConfigured:  # the checks tell
+    except ImproperlyConfigured:  # the system checks report it
         return _answer({SETTING: WRONG})
     aliases = request.GET.getlist("using") or known
     if unknown := sorted(set(aliases) - set(known)):
@@ -162,7 +162,7 @@ def _answer(found: dict[str, str]) -> JsonResponse:
 try:
     from health_check.base import HealthCheck  # type: ignore[import-untyped]
     from health_check.exceptions import ServiceUnavailable  # type: ignore[import-untyped]
-except ModuleNotFoundError:  # the views need none of it
+except ModuleNotFoundError:  # the views do not need it
     pass
 else:
 

@@ -1,14 +1,14 @@
-"""Traces and metrics of the locks of this process, by the API of OpenTelemetry alone.
+"""Traces and metrics of the locks of this process, with the API of OpenTelemetry alone.
 
-Two spans per lock, ``distlock.wait`` and ``distlock.hold``, are made when they are over, with the times at which they
-began and ended: a lock may be released in another thread than that which acquired it. So neither is ever the current
-span, and what runs under a lock has the same parent as the lock.
+Each lock has two spans, ``distlock.wait`` and ``distlock.hold``. They are made when they are over, with the times at
+which they began and ended, because one thread may acquire a lock and another one release it. So neither is ever the
+current span, and spans of code under a lock have the same parent as the lock.
 
 Metrics: the histograms ``distlock.wait`` and ``distlock.hold`` (seconds), the counters ``distlock.acquired``,
-``distlock.busy``, ``distlock.lost`` and ``distlock.renewals``, and the gauge ``distlock.held``, of the leases that this
-process holds. Their attributes are ``template`` and ``alias``.
+``distlock.busy``, ``distlock.lost`` and ``distlock.renewals``, and the gauge ``distlock.held``, the number of leases
+that this process holds. Their attributes are ``template`` and ``alias``.
 
-The locks by which this package remembers something are not told.
+The package's own locks have neither spans nor metrics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Attributes = Mapping[str, str | int]
 
 
 def instrument(tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
-    """Begin to trace and measure, by these providers or by the global ones. Again: by others."""
+    """Begin to trace and measure, with these providers or with the global ones. A further call replaces them."""
     global _instruments
     uninstrument()
     _instruments = Instruments(tracer_provider, meter_provider)
@@ -51,7 +51,7 @@ def instrument(tracer_provider: TracerProvider | None = None, meter_provider: Me
 
 
 def uninstrument() -> None:
-    """End it."""
+    """Stop tracing and measuring."""
     global _instruments
     if _instruments:
         for signal, receiver in _instruments.receivers():
@@ -60,7 +60,7 @@ def uninstrument() -> None:
 
 
 def _of_others(receiver: Callable[..., None]) -> Callable[..., None]:
-    """Receives nothing of the locks by which this package remembers something."""
+    """Returns the receiver without signals of the package's own locks."""
 
     @wraps(receiver)
     def receive(self: Instruments, name: str, **about: Any) -> None:
@@ -88,7 +88,7 @@ class Instruments:
         self._lost = meter.create_counter("distlock.lost", "{lock}", "Leases that ended before they were released.")
         self._renewals = meter.create_counter("distlock.renewals", "{lease}", "Leases that were renewed.")
         meter.create_observable_gauge("distlock.held", [self._held], "{lease}", "Leases that this process holds.")
-        self._contexts: WeakKeyDictionary[Lease, Context] = WeakKeyDictionary()  # in which they were acquired
+        self._contexts: WeakKeyDictionary[Lease, Context] = WeakKeyDictionary()  # in which each was acquired
         fork.in_child(self._forget)
 
     def receivers(self) -> list[tuple[Signal, Any]]:
@@ -145,7 +145,8 @@ class Instruments:
         self._span("distlock.hold", held, self._contexts.pop(lease, None), about, problem=problem)
 
     def _span(self, kind: str, seconds: float, parent: Context | None, about: Attributes, *, problem: str = "") -> None:
-        """One that is over now. ``parent``: None means what runs here. ``problem``: what went wrong."""
+        """Make a span that ends now. ``seconds``: its length. ``parent``: None means the context that runs here.
+        ``problem``: what went wrong."""
         now = wall_clock()
         span = self._tracer.start_span(kind, parent, attributes=about, start_time=_moment(now - seconds))
         if problem:
@@ -161,7 +162,7 @@ class Instruments:
             yield Observation(count, {"template": template, "alias": alias})
 
     def _forget(self) -> None:
-        """In a forked child: the leases are the parent's."""
+        """In a forked child: the leases belong to the parent process."""
         self._contexts.clear()
 
 

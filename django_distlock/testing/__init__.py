@@ -1,4 +1,4 @@
-"""For the tests of projects with locks: no server, another holder, a loss, an outage, code that runs under a lock."""
+"""Tools for the tests of projects with locks: no server, another holder, a loss, an outage, code under a lock."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ASKING = (  # methods of a backend, which have twins or not
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - named as override_settings is
-    """Locks in local memory instead of a server: new and empty at the beginning, forgotten at the end.
+    """Uses locks in local memory instead of a server: new and empty at the beginning, dropped at the end.
 
-    A context manager, and a decorator for functions, ``async def`` and test cases. Every alias of the project is
-    there with its ``TTL``, ``WAIT`` and the like, which keywords change for all of them: ``override_locks(WAIT=0)``.
+    A context manager, and a decorator for functions, ``async def`` and test cases. It has every alias of the project,
+    with its ``TTL``, ``WAIT`` and so on. Keywords change these for all aliases: ``override_locks(WAIT=0)``.
     ``backend``: the dotted path of another backend, such as the dummy, which grants every lock to everybody.
     """
 
@@ -62,7 +62,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - named as override_se
 
 
 def separate_locks() -> None:
-    """Give the locks of this process names of their own in the store, for as long as it lives.
+    """Give the locks of this process their own names in the store, for as long as the process lives.
 
     Each ``KEY_PREFIX`` of ``DISTRIBUTED_LOCKS`` gets a random end, so that test processes that run at the same time,
     and a run that was killed, do not share locks. A forked child that calls it again has other locks than its parent.
@@ -82,8 +82,9 @@ def separate_locks() -> None:
 class held_elsewhere:  # noqa: N801 - reads as a sentence: with held_elsewhere("order:42")
     """A context, sync and async, in which a holder on another host has the lock. Gives its LockInfo.
 
-    ``values`` fill the fields of the name as those of ``lock()`` do. ``ttl``: seconds of the lease, which is not
-    renewed. ``slots``: of so many, the holder has one. Raises LockNotAcquired if the lock is held already.
+    ``values`` fill the fields of the name, as for ``lock()``. ``ttl``: seconds of the lease, which is not renewed.
+    ``slots``: how many slots the lock has; the holder takes one of them. Raises LockNotAcquired if the lock is already
+    held.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ def lose(lease: Lease) -> None:
     """Let the lease be lost: others can acquire its lock, and its holder is notified as of any loss.
 
     ``lease.state`` is "lost" at once, ``ensure_held()`` and the end of ``with`` raise LockLost, the loss is logged,
-    and the signal ``lock_lost`` is sent, from a thread of its own.
+    and the signal ``lock_lost`` is sent from another thread.
     """
     locks[lease.using].release(_request_of(lease))
     mark_lost(lease, LOSS)
@@ -166,11 +167,12 @@ def _request_of(lease: Lease) -> LockRequest:
 
 
 class store_down(TestContextDecorator):  # noqa: N801 - named as override_settings is
-    """The store of an alias does not answer: each request of this process to it raises LockBackendError, at once.
+    """Simulates that the store of an alias does not answer: each request to it from this process raises
+    LockBackendError at once.
 
     A context manager, and a decorator for functions, ``async def`` and test cases. Inside ``override_locks()`` no
-    server is needed. A lease that was acquired before is "unknown" from its next renewal on, and lost at its deadline;
-    its release raises, too, and is repeated in the background until the store is back.
+    server is needed. A lease that was acquired before is "unknown" from its next renewal on, and lost at its deadline.
+    Its release raises, too, and is repeated in the background until the store is back.
     """
 
     def __init__(self, using: str = DEFAULT_ALIAS) -> None:
@@ -192,7 +194,7 @@ class store_down(TestContextDecorator):  # noqa: N801 - named as override_settin
 
 
 class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_settings is
-    """``assert_locked()`` passes for every name, in all threads: for unit tests of code that runs under a lock.
+    """Lets ``assert_locked()`` pass for every name, in all threads: for unit tests of code that runs under a lock.
 
     A context manager, and a decorator for functions, ``async def`` and test cases.
     """
@@ -205,9 +207,10 @@ class assume_locked(TestContextDecorator):  # noqa: N801 - named as override_set
 
 
 def held_here() -> list[Lease]:
-    """The leases that this process holds, of all backends, without those that were left and are only released later.
+    """Returns the leases that this process holds, of all backends, except leases that were left but not released yet.
 
-    Those of a ``with`` inside a transaction are released at its end, which in a test case is the end of the test.
+    A lease of a ``with`` inside a transaction is released at the end of the transaction, which in a test case is the
+    end of the test.
     """
     return [lease for lease in locks.leases() if is_entered(lease)]
 

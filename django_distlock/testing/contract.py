@@ -1,12 +1,12 @@
-"""What every backend promises, as tests. The test class of a backend inherits them:
+"""The promises of every backend, as tests. The test class of a backend inherits them:
 
     class TestMyBackend(LockBackendContract):
         @pytest.fixture
         def backend(self):
             return MyBackend("default", {"BACKEND": "shop.locks.MyBackend"})
 
-The fixture gives a new, empty store to each test. ``locks`` in the tests is the backend seen through its methods, and
-once more through their ``a`` twins.
+The fixture gives a new, empty store to each test. In the tests, ``locks`` is the backend: once with its methods, and
+once with their ``a`` twins.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LockBackendContract:
         assert locks.look(["name"])[0][0].holder.label == "now"
 
     def test_a_grant_tells_a_moment_before_the_store_was_asked(self, locks: Any) -> None:
-        """From it the holder counts its deadline: by another clock, or later, two would hold the lock."""
+        """The holder counts its deadline from it. With another clock, or a later moment, two would hold the lock."""
         before = clock()
         granted = locks.acquire(lock_request(), queue=False)
         assert before <= granted.sent_at <= clock()
@@ -98,7 +98,7 @@ class LockBackendContract:
         assert locked_names(locks) == ["b"]
 
     def test_several_in_one_step_are_one_more_of_each_lock(self, locks: Any) -> None:
-        """Each with its own number, TTL and holder; one that rests is busy."""
+        """Each grant has its own number, TTL and holder. A resting lock is busy."""
         resting = lock_request("a", ttl=60)
         locks.acquire(resting, queue=False)
         locks.release(resting, 50)
@@ -114,7 +114,7 @@ class LockBackendContract:
         assert 10 < second.remaining <= 20
         several[1].ttl = 5
         locks.acquire_all(several)
-        assert locks.look(["b"])[0][0].remaining > 10  # what comes late shortens nothing
+        assert locks.look(["b"])[0][0].remaining > 10  # a late command shortens no lease
         assert locks.renew([(several[1], 60.0)]) == [True]
         locks.release(several[0])
         [grant] = locks.acquire_all([lock_request("a")])
@@ -341,7 +341,7 @@ class LockBackendContract:
     def test_an_attempt_whose_task_was_cancelled_leaves_nothing(
         self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Also where a thread goes on with it after the release."""
+        """Also if a thread continues with it after the release."""
         mine, asked, may_go_on = lock_request(), backend.acquire, threading.Event()
 
         async def cancel_and_release() -> None:

@@ -1,4 +1,4 @@
-"""What an ``ExchangeBackend`` promises, as tests, inherited beside ``LockBackendContract``."""
+"""The promises of an ``ExchangeBackend``, as tests. Inherit them beside ``LockBackendContract``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tools import eventually, in_threads, lock_request, locked_names
 
 
 class ExchangeContract:
-    """One lease follows on another. There are no async twins, so the plain methods are called."""
+    """One lease replaces another. There are no async twins, so the plain methods are called."""
 
     def test_the_new_lease_is_in_the_place_of_the_old_one(self, backend: Any) -> None:
         old, new = lock_request(ttl=60.0), lock_request(ttl=20.0, label="the new one")
@@ -33,7 +33,7 @@ class ExchangeContract:
         assert locked_names(backend) == []
 
     def test_an_exchange_repeated_with_its_tokens_is_granted_again_with_its_number(self, backend: Any) -> None:
-        """As after an answer that was lost."""
+        """As after a lost answer."""
         old, new = lock_request(), lock_request()
         backend.acquire(old, queue=False)
         first = backend.exchange(old, new)

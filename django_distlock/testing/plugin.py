@@ -1,4 +1,4 @@
-"""The pytest plugin, which is installed with django-distlock: separate locks for each test process, and fixtures."""
+"""The pytest plugin, installed with django-distlock. It gives each test process separate locks, and has fixtures."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture
 def local_locks() -> Iterator[BaseLockBackend]:
-    """Locks in local memory, new and empty for this test, instead of the project's. Gives ``locks["default"]``."""
+    """Replaces the project's locks by new, empty ones in local memory for this test. Gives ``locks["default"]``."""
     with override_locks():
         yield locks["default"]
 
 
 @pytest.fixture
 def no_lock_left() -> Iterator[None]:
-    """Fails a test that leaves a lock held which this process acquired, and releases it for the tests that follow."""
+    """Fails a test that leaves a lock of this process held, and releases that lock for the following tests."""
     before = held_here()
     yield
     left = [lease for lease in held_here() if lease not in before]

@@ -1,4 +1,4 @@
-"""What a ``RunsBackend`` promises, as tests, inherited beside ``LockBackendContract``."""
+"""The promises of a ``RunsBackend``, as tests. Inherit them beside ``LockBackendContract``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunsContract:
         monkeypatch.setattr(backend, "grace", 0.02)
 
     def know(self, backend: RunsBackend, name: str, stamp: LastRun) -> None:
-        """Let the store know the stamp for so long that it may be moved, as it may one that was made after it."""
+        """Let the store know the stamp for so long that it may be moved: until a later stamp may be moved, too."""
         assert backend.claim_run(name, stamp, stamp, 60) == stamp
         before, after = LastRun(1.0), LastRun(2.0, token="settled")
         backend.claim_run("made after it", before, before, 60)
@@ -40,9 +40,9 @@ class RunsContract:
     ) -> None:
         monkeypatch.setattr(backend, "grace", 0.5)
         old, new = LastRun(100.0), LastRun(130.0, "a", 160.0, "1")
-        assert backend.claim_run("entry", old, old, 60) == old  # of a beat that did not hear of the run at 130
+        assert backend.claim_run("entry", old, old, 60) == old  # from a beat that does not know of the run at 130
         assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == old
-        assert backend.claim_run("entry", new, new, 60) is None  # the beat that ran it tells
+        assert backend.claim_run("entry", new, new, 60) is None  # from the beat that sent it
         assert backend.claim_run("entry", old, LastRun(131.0, token="2"), 60) == new
         assert backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) == new
         eventually(lambda: backend.claim_run("entry", new, LastRun(160.0, token="2"), 60) is None, 5)
@@ -92,7 +92,7 @@ class RunsContract:
         assert dict(backend.runs()) == {"entry": marked}
 
     def test_of_two_who_change_a_stamp_one_does_and_the_other_is_told(self, backend: Any) -> None:
-        """A beat marks its run as sent at the moment at which another one takes it over."""
+        """A beat marks its run as sent at the same moment at which another beat takes it over."""
         claimed = LastRun(100.0, "a", 130.0, "1", 0, (UnsentRun(100.0, "1"),))
         marked, taken = claimed.changed(()), claimed.changed((UnsentRun(100.0, "2"),))
         for first, second in ((marked, taken), (taken, marked)):
@@ -114,7 +114,7 @@ class RunsContract:
         assert backend.find_runs(["entry"]) == [marked]
 
     def test_nobody_changes_what_a_store_did_not_know(self, backend: Any, monkeypatch: Any) -> None:
-        """Another beat may know that the run was taken over."""
+        """Because another beat may know that the run was taken over."""
         monkeypatch.setattr(backend, "grace", 0.5)
         claimed = LastRun(100.0, "a", 130.0, "1", 0, (UnsentRun(100.0, "1"),))
         assert backend.claim_run("entry", claimed, claimed.changed(()), 60) == claimed
@@ -129,7 +129,7 @@ class RunsContract:
         assert backend.claim_run("entry", LastRun(1705305600.551894), LastRun(1705305602.0, token="2"), 60) is None
 
     def test_a_clock_that_is_far_ahead_of_the_stores_moves_nothing(self, backend: Any) -> None:
-        """The stamp would keep all other beats from running the entry until then."""
+        """Otherwise the stamp would keep all other beats from running the entry until that time."""
         for seen in (None, LastRun(100.0)):
             if seen:
                 self.know(backend, "entry", seen)
@@ -210,7 +210,7 @@ class RunsContract:
         assert sorted(won) == [float(run) for run in range(1, runs + 1)]
 
     def test_every_unsent_run_is_taken_over_by_one_of_many(self, backend: Any) -> None:
-        """Each as a beat does: it tries again with the stamp that it was told, until the run is gone or its own."""
+        """Each acts like a beat: it tries again with the stamp that it got, until the run is gone or belongs to it."""
         runs, takers = 20, 6
         unsent = tuple(UnsentRun(float(number), f"dead {number}") for number in range(runs))
         first = LastRun(100.0, "dead", 130.0, "1", 0, unsent)

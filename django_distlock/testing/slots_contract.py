@@ -1,4 +1,4 @@
-"""What a backend promises whose class says ``supports_slots``, as tests, inherited beside ``LockBackendContract``."""
+"""The promises of a backend with ``supports_slots``, as tests. Inherit them beside ``LockBackendContract``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tools import eventually, lock_request
 
 
 class SlotsContract:
-    """As many hold a lock at once as those who ask for it allow, each for itself."""
+    """As many callers hold a lock at once as each of them allows in its own request."""
 
     @pytest.fixture(autouse=True)
     def slots_are_supported(self, backend: BaseLockBackend) -> None:
@@ -91,7 +91,7 @@ class SlotsContract:
         assert len(locks.look(["name"])[0]) == 2
 
     def test_who_does_not_know_its_slot_gives_it_up(self, locks: Any) -> None:
-        """As one whose request was not answered."""
+        """For example, a caller whose request got no answer."""
         mine = [lock_request(slots=3) for _ in range(3)]
         for one in mine:
             locks.acquire(one, queue=False)

@@ -1,4 +1,4 @@
-"""For tests of backends: a request for a lock, polling, and one interface to methods and their ``a`` twins."""
+"""Tools for tests of backends: a request for a lock, polling, and one interface to methods and their ``a`` twins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ..types import Holder, LockRequest
 
 WAYS = ("sync", "async")
-PATIENCE = 30.0  # seconds a test waits for what must happen; far above what it takes, also on a busy machine
+PATIENCE = 30.0  # seconds that a test waits for an event that must happen; far more than a busy machine needs
 
 
 def lock_request(
@@ -23,7 +23,10 @@ def lock_request(
 
 
 def in_threads(number: int, work: Callable[[int], object]) -> None:
-    """``work(0)`` and so on in so many threads, which begin together, until all have ended. Raises what one raised."""
+    """Run ``work(0)``, ``work(1)`` and so on in ``number`` threads, which begin together. Returns when all have ended.
+
+    Raises the error of a thread.
+    """
     together = threading.Barrier(number)
 
     def begin(index: int) -> None:
@@ -46,13 +49,13 @@ def eventually(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
 
 
 def locked_names(backend: Any, prefix: str = "") -> list[str]:
-    """The names that begin with ``prefix`` of which there is a lease, in order; ``backend``: as it is, or wrapped."""
+    """Returns the names of held locks that begin with ``prefix``, in order. ``backend``: itself, or wrapped."""
     return sorted({name for name, _ in backend.slots(prefix)})
 
 
 @contextmanager
 def calling(way: str) -> Iterator[Callable[[Any], Any]]:
-    """Wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
+    """Gives a function that wraps an object so that ``wrapped.method()`` calls the method, or its ``a`` twin."""
     if way == "sync":
         yield SyncCalls
     else:
@@ -61,7 +64,7 @@ def calling(way: str) -> Iterator[Callable[[Any], Any]]:
 
 
 class SyncCalls:
-    """Calls methods as they are."""
+    """Calls the methods themselves."""
 
     def __init__(self, target: Any) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""What a backend promises whose class says ``supports_max_waiters``, as tests, beside ``LockBackendContract``."""
+"""The promises of a backend with ``supports_max_waiters``, as tests. Inherit them beside ``LockBackendContract``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tools import lock_request
 
 
 class MaxWaitersContract:
-    """Whoever allows a number of waiters is given no place where so many others have one."""
+    """A request with ``max_waiters`` gets no place if so many others already have one."""
 
     @pytest.fixture(autouse=True)
     def max_waiters_are_supported(self, backend: BaseLockBackend) -> None:
@@ -63,11 +63,11 @@ class MaxWaitersContract:
         for other in others:
             locks.acquire(other, queue=True)
         assert type(locks.acquire(mine, queue=True)) is LockInfo
-        mine.in_doubt = True  # its attempt was not answered
+        mine.in_doubt = True  # its attempt got no answer
         mine.place = ""
         assert type(locks.acquire(mine, queue=True)) is LockInfo
         in_its_process = lock_request(max_waiters=1)
-        in_its_process.waits = True  # behind others, until now
+        in_its_process.waits = True  # it waited behind others until now
         assert type(locks.acquire(in_its_process, queue=True)) is LockInfo
         locks.release(holder)
         assert isinstance(locks.acquire(mine, queue=True), Grant)
