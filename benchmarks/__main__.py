@@ -1,4 +1,4 @@
-"""``make bench``: what locks cost, side by side on a private server. Figures differ by machine; compare the ratios."""
+"""``make bench``: compares what locks cost, on a private server. Figures differ by machine; look at the ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin alone."""
+"""URLs with only the admin."""
 
 from django.contrib import admin
 from django.urls import path

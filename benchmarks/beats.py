@@ -1,7 +1,7 @@
 """Three beats and a fault: this package's schedulers beside RedBeat. ``python -m benchmarks.beats`` (15 minutes).
 
-Ten entries are due each two seconds. For forty seconds from the fault on it is counted how many of the runs that were
-due were sent, how many twice, and for how long an entry was silent.
+Ten entries are due every two seconds. In the forty seconds after the fault, it counts how many of the due runs were
+sent, how many were sent twice, and for how long an entry was silent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENTRIES, PERIOD, WINDOW = 10, 2.0, 40.0  # seconds
 FROZEN, DOWN, CUT_OFF = 12.0, 4.0, 30.0  # seconds that the faults last
 WARM = 5.0  # seconds from the first messages to the fault
 BEATS = ("b1", "b2", "b3")
-TOO_SOON = 0.6 * PERIOD  # after the message before: the same run, where messages do not tell which one they are for
+TOO_SOON = 0.6 * PERIOD  # seconds; messages closer than this are for the same run, if they do not say for which
 
 COLUMNS = (
     Column("fault", "fault"),
@@ -46,7 +46,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Contender:
-    """``beat``: DISTRIBUTED_LOCKS_BEAT. ``conf``: settings of Celery."""
+    """A scheduler to compare. ``beat``: DISTRIBUTED_LOCKS_BEAT. ``conf``: settings of Celery."""
 
     name: str
     scheduler: str
@@ -76,7 +76,7 @@ class Scene(NamedTuple):
     fleet: Fleet
     store: Valkey
     proxies: dict[str, Proxy]
-    victim: str  # the beat that sent most
+    victim: str  # the beat that sent the most
 
 
 def kill(scene: Scene) -> None:

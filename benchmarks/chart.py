@@ -11,8 +11,8 @@ from .contenders import FLOOR, OURS
 from .report import Table
 
 WIDTH = 760
-LABELS = 230  # for the names, left of the bars
-FIGURES = 80  # for the numbers, right of them
+LABELS = 230  # the width for the names, left of the bars
+FIGURES = 80  # the width for the numbers, right of them
 BAR, GAP, HEADING = 16, 8, 44
 
 STYLE = """
@@ -50,7 +50,7 @@ def _kind(name: str) -> str:
 
 
 def panels(tables: Sequence[Table]) -> list[Panel]:
-    """What is worth a picture of the tables that were measured."""
+    """Returns the panels for the measured tables that are worth a picture."""
     found = []
     for table in tables:
         if table.name == "uncontended":

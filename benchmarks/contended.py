@@ -14,7 +14,7 @@ from .measure import Child, Store, jain, middle, sleep_until
 from .report import Column, Table
 
 HOLD = 0.001
-SETTLING = 0.4  # seconds of the rush before the window opens
+SETTLING = 0.4  # seconds of the rush before the measurement window opens
 
 COLUMNS = (
     Column("size", "n", "d"),
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 class Window(NamedTuple):
-    """On the monotonic clock, which all processes of a machine share."""
+    """The time of a measurement, on the monotonic clock, which all processes of a machine share."""
 
     starts: float
     opens: float
@@ -38,15 +38,15 @@ class Window(NamedTuple):
 
 class Votes(NamedTuple):
     grants: int
-    longest: float  # seconds of waiting, up to the close of the window
-    waits: list[float]  # seconds, of those that were granted the lock in the window
+    longest: float  # seconds of the longest wait, up to the close of the window
+    waits: list[float]  # seconds of each wait that ended with the lock in the window
 
 
 @dataclass(frozen=True)
 class Crowd:
     processes: int
     threads: int = 1
-    slots: int = 1  # of the lock they want
+    slots: int = 1  # of the lock that they want
 
     @property
     def size(self) -> int:
@@ -106,13 +106,13 @@ def rush(url: str, lock: str, crowd: Crowd, seconds: float) -> dict[str, float]:
 
 
 def race(children: Sequence[Child], seconds: float, count: Callable[[], int]) -> tuple[list[Votes], int]:
-    """Let them begin together, and end them. What they tell, and by how much the count grew while the window was open.
+    """Let the children begin together, and end them. Returns their tallies, and how much the count grew in the window.
 
     Each child says that it is ready, gets the window, and sends its tallies.
     """
     try:
         for child in children:
-            child.told()  # it is ready
+            child.told()  # that it is ready
         starts = monotonic() + 0.1
         window = Window(starts, starts + SETTLING, starts + SETTLING + seconds)
         for child in children:
@@ -128,7 +128,7 @@ def race(children: Sequence[Child], seconds: float, count: Callable[[], int]) ->
 
 
 def figures(tallies: Sequence[Votes], seconds: float) -> dict[str, float]:
-    """``of_turns``: the 999th of 1,000 waits, over the time that all need to have the lock once."""
+    """Returns the figures. ``of_turns``: the 999th of 1,000 waits, divided by the time in which all get one turn."""
     grants = [tally.grants for tally in tallies]
     waits = sorted(wait for tally in tallies for wait in tally.waits) or [0.0]
     all_turns = len(tallies) * seconds / max(1, sum(grants))

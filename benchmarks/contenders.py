@@ -1,4 +1,4 @@
-"""The locks that are compared, each as its documentation has it used, with a TTL of 30 s."""
+"""The locks that are compared, each used as in its documentation, with a TTL of 30 s."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def _path(url: str) -> str:
     return urlsplit(url).path
 
 
-# One thread, nobody else wants the lock
+# One thread; nobody else wants the lock
 
 
 def pairs(url: str) -> dict[str, Pair]:
-    """Acquire and release once."""
+    """Returns calls that each acquire and release once."""
     client = redis.Redis.from_url(url)
     handle = lock("pair:handle", ttl=TTL)
 
@@ -129,9 +129,9 @@ REDIS_PY, REDIS_PY_FAST = "redis.lock.Lock", "redis.lock.Lock at 10 ms"
 
 
 def queuers(url: str, slots: int = 1) -> dict[str, Callable[[], Enter]]:
-    """For a process: makes what each of its threads enters, with a connection that is open already.
+    """Returns, for a process, functions that make what each of its threads enters, with an open connection.
 
-    ``slots``: how many may be inside at once, which the floor and our lock alone know.
+    ``slots``: how many may be inside at once; only the floor and our lock have slots.
     """
 
     def bare() -> Enter:
@@ -161,7 +161,7 @@ def queuers(url: str, slots: int = 1) -> dict[str, Callable[[], Enter]]:
 
 
 def prepare_queues(url: str, slots: int) -> None:
-    """Lay the batons of the floor, one for each slot, into an empty store."""
+    """Put the batons of the floor, one for each slot, into an empty store."""
     redis.Redis.from_url(url).flushall()
     for _ in range(slots):
         floor.Baton(_path(url), b"queue:floor").lay_down()

@@ -1,4 +1,4 @@
-"""What a process pays before its first lock, while it waits for very many, and after a burst of threads."""
+"""Measures what a process pays before its first lock, while it waits for very many, and after a burst of threads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .measure import Store, in_child
 from .report import Column, Table
 
 NAMES = 10_000
-LEASE = 600  # seconds, so that none ends meanwhile
+LEASE = 600  # seconds, so that no lease ends meanwhile
 THREADS = 50
-KEPT = 2.0  # seconds, in place of the minute for which an idle connection is kept
+KEPT = 2.0  # seconds for which an idle connection is kept, in place of a minute
 
 IMPORT = """
 import django, json, sys, time
@@ -88,7 +88,7 @@ async def _waiting(url: str, names: int, seconds: float) -> dict[str, float]:
             pass
 
     store, waiters = Store(url), [asyncio.create_task(wait(number)) for number in range(names)]
-    await asyncio.sleep(2 + names / 500)  # until each has looked, and they are spread
+    await asyncio.sleep(2 + names / 500)  # until each has looked once, and their looks are spread
     worked, looked = process_time(), store.calls("evalsha")
     await asyncio.sleep(seconds)
     worked, looked = process_time() - worked, store.calls("evalsha") - looked
@@ -116,7 +116,7 @@ def _burst(url: str) -> dict[str, int]:
     for thread in threads:
         thread.join()
     busy = store.connections() - before
-    for _ in range(10):  # the process goes on with little to do
+    for _ in range(10):  # the process continues with little to do
         sleep(KEPT / 4)
         with lock("burst"):
             pass

@@ -27,7 +27,7 @@ from .report import Column, Table
 REDIS, POSTGRES, SQLITE = f"{OURS}, Valkey", f"{OURS}, PostgreSQL", f"{OURS}, SQLite"
 MARIADB = f"{OURS}, MariaDB"
 ADVISORY = "django-pglock advisory"
-SYNCED = ", 1 ms per sync"  # of PostgreSQL, which else does not sync
+SYNCED = ", 1 ms per sync"  # for PostgreSQL, which otherwise does not sync here
 UNKEPT = ", CONN_MAX_AGE=0"
 
 PAIRS = (
@@ -58,7 +58,7 @@ class Stores:
     url: str
     postgres: Mapping[str, Any]
     synced: Mapping[str, Any]  # PostgreSQL on a disk whose sync takes 1 ms
-    mariadb: Mapping[str, Any] | None  # None: it is not here
+    mariadb: Mapping[str, Any] | None  # None: it is not installed
     file: str
 
 
@@ -121,7 +121,7 @@ def median_of(times: Sequence[float]) -> float:
 
 
 def ratio_of(times: Sequence[float], others: Sequence[float]) -> float:
-    """Of two that were measured in turn."""
+    """Returns the ratio of two that were measured in turn."""
     return median_of([mine / other for mine, other in zip(times, others, strict=True)])
 
 
@@ -148,7 +148,7 @@ def configure(stores: Stores) -> None:
 
 
 def contenders() -> dict[str, Enter]:
-    import pglock  # knows settings when it is imported
+    import pglock  # reads the settings when it is imported
 
     return {
         ADVISORY: partial(pglock.advisory, "name", using="postgres"),
@@ -200,7 +200,7 @@ def in_turn(measures: Mapping[str, Callable[[float], float]], rounds: int, secon
 
 
 def _requests_of(enter: Enter, seconds: float) -> float:
-    """Seconds per request."""
+    """Returns the seconds per request."""
     done, began = 0, perf_counter()
     while (passed := perf_counter() - began) < seconds:
         request_started.send(sender=None)
@@ -211,7 +211,7 @@ def _requests_of(enter: Enter, seconds: float) -> float:
 
 
 def pairs_of(enter: Enter, seconds: float) -> float:
-    """Seconds per pair."""
+    """Returns the seconds per pair."""
     done, began = 0, perf_counter()
     while (passed := perf_counter() - began) < seconds:
         with enter():
@@ -229,6 +229,6 @@ def _compete(pipe: Connection, stores: Stores, lock: str) -> None:
     configure(stores)
     enter = contenders()[lock]
     with enter():
-        pass  # opens its connection
+        pass  # this opens its connection
     pipe.send("ready")
     pipe.send([member(enter, pipe.recv())])

@@ -1,4 +1,4 @@
-"""Servers that are a while away: sockets behind which everything takes its time."""
+"""Simulates distant servers: sockets that delay everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .measure import Child
 
 @contextmanager
 def away(urls: Sequence[str], seconds: float) -> Iterator[list[str]]:
-    """URLs of the same servers, each ``seconds`` away in either direction."""
+    """Gives URLs of the same servers, each ``seconds`` away in either direction."""
     with TemporaryDirectory(prefix="away-") as folder:
         paths = [Path(folder, str(number)) for number in range(len(urls))]
         servers = [url.removeprefix("unix://").partition("?")[0] for url in urls]
@@ -39,7 +39,7 @@ async def _passing_on(pipe: Connection, servers: Sequence[str], paths: Sequence[
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection; what it receives leaves by the other end after a while."""
+    """One end of a connection. Data that it receives leaves by the other end after the delay."""
 
     def __init__(self, server: str | None, seconds: float, other: _End | None = None) -> None:
         self._server, self._seconds, self.other = server, seconds, other

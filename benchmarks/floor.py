@@ -1,4 +1,4 @@
-"""What a lock costs at the very least: a plain socket, commands packed beforehand, and no second thought."""
+"""The least that a lock can cost: a plain socket, commands packed beforehand, and no checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pack(*parts: bytes) -> bytes:
 
 
 class Client:
-    """One connection. Understands replies of one line, which is all that the floor asks for, and lists of texts."""
+    """One connection. It reads replies of one line, and lists of texts; the floor needs no others."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -34,7 +34,7 @@ class Client:
 
 
 def renew(path: str, names: Sequence[str]) -> None:
-    """Make a key of each name last, in one round trip."""
+    """Extend the TTL of the keys of all names, in one round trip."""
     packed = b"".join(pack(b"PEXPIRE", f"lock:{name}".encode(), b"30000") for name in names)
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(path)
@@ -45,7 +45,7 @@ def renew(path: str, names: Sequence[str]) -> None:
 
 
 class Wires:
-    """One connection to each of several servers: sent to all of them, then read until all have answered."""
+    """One connection to each of several servers. A call is sent to all of them, and ends when all have answered."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -56,7 +56,7 @@ class Wires:
         self._sockets = [cast(socket.socket, key.fileobj) for key in self._selector.get_map().values()]
 
     def call(self, packed: bytes) -> bytes:
-        """The reply that came last."""
+        """Returns the last reply."""
         for one in self._sockets:
             one.sendall(packed)
         missing, reply = len(self._sockets), b""
@@ -89,7 +89,8 @@ class Pair:
 
 
 class Baton:
-    """One element in a list: whoever pops it has the lock, and pushes it back. No TTL, no owner, first come first."""
+    """One element in a list. The client that pops it has the lock, and pushes it back. It has no TTL and no owner, and
+    clients are served in order."""
 
     def __init__(self, path: str, name: bytes) -> None:
         self._client = Client(path)

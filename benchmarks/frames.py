@@ -1,10 +1,10 @@
-"""The Python frames of this package that ``with lock("x")`` goes through: ``python -m benchmarks.frames``.
+"""Lists the Python frames of this package that ``with lock("x")`` enters: ``python -m benchmarks.frames``.
 
-And how many instructions of Python are executed in each module, which is a measure that no other work disturbs.
+It also counts the Python instructions in each module. Other work on the machine does not change these counts.
 
-A free lock on Redis, with the options as they are by default, on a warm process: its backend is built, its connection
-stands, its scripts are loaded, and its renewing thread runs. Counts differ by version: Python 3.12 and later make no
-frames for comprehensions. Compare those of one version.
+The lock is a free lock on Redis, with default options, in a warm process: its backend is built, its connection is open,
+its scripts are loaded, and its renewing thread runs. Counts differ by version: Python 3.12 and later make no frames for
+comprehensions. Compare counts of one version.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from example_project.valkey import Valkey
 
 PACKAGE = "django_distlock"
 WARM_UP = 100  # acquisitions
-ROUNDS = 5  # the shortest counts: now and then one has more to do, as when the renewing thread is to wake earlier
+ROUNDS = 5  # the shortest counts: sometimes a round has more to do, for example to wake the renewing thread earlier
 
 
 class Entered(NamedTuple):
-    """``goes_on``: a generator that had begun before."""
+    """A frame that was entered. ``goes_on``: it is a generator that had begun before."""
 
     module: str
     function: str
@@ -38,11 +38,11 @@ class Entered(NamedTuple):
 
 
 class Frames:
-    """Those of the package that the calling thread enters in ``with Frames() as frames``."""
+    """The frames of the package that the calling thread enters in ``with Frames() as frames``."""
 
     def __init__(self) -> None:
         self.entered: list[Entered] = []
-        self._kept: list[FrameType] = []  # so that no two have the same id
+        self._kept: list[FrameType] = []  # so that no two frames have the same id
         self._begun: set[int] = set()
 
     def __enter__(self) -> Frames:
@@ -74,12 +74,12 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Methods that dataclasses generate are of the module of their class."""
+    """Returns whether the frame is of this package. Methods that dataclasses generate belong to their class' module."""
     return f"{_module(frame)}.".startswith(f"{PACKAGE}.")
 
 
 def of_a_free_lock() -> tuple[list[Entered], Counter[str]]:
-    """The frames, and the instructions by module."""
+    """Returns the frames, and the instructions by module."""
     from django_distlock import lock
 
     def once() -> None:

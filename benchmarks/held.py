@@ -1,4 +1,4 @@
-"""Ten thousand leases that one process holds and renews."""
+"""Measures ten thousand leases that one process holds and renews."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(url: str, *, ticks: int, progress: Callable[[str], None]) -> list[Table]
 
 
 class Renewals:
-    """Stands before the backend's ``renew``, each call of which is one round trip, and notes what passes."""
+    """Wraps the backend's ``renew`` and records its calls. Each call is one round trip."""
 
     def __init__(self, renew: Callable[..., list[bool]]) -> None:
         self._renew = renew
@@ -57,13 +57,13 @@ class Renewals:
 
 
 def _worked(thread: threading.Thread) -> float:
-    """Seconds of CPU time."""
+    """Returns the seconds of CPU time of the thread."""
     assert thread.ident
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def _least(call: Callable[[], object]) -> float:
-    """Seconds of CPU time of the fastest of some calls."""
+    """Returns the seconds of CPU time of the fastest of some calls."""
     took = []
     for _ in range(5):
         began = thread_time()
@@ -76,11 +76,11 @@ def _hold(url: str, ticks: int) -> dict[str, float]:
     configure(url)
     backend = locks["default"]
     with lock("held:first", ttl=TTL) as first:
-        first.renew()  # the server knows the script then
-        threads_before = threading.active_count() - 1  # renewal is awake already
+        first.renew()  # after this the server knows the script
+        threads_before = threading.active_count() - 1  # the renewing thread runs already
     renewals = backend.renew = Renewals(backend.renew)  # type: ignore[method-assign, assignment]
 
-    # Acquired as by as many requests or tasks, each in a context of its own.
+    # Acquired as if by as many requests or tasks, each in its own context.
     names = [f"held:{number}" for number in range(LEASES)]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -1,8 +1,8 @@
-"""Where the microseconds of ``with lock("x")`` go, step by step: ``python -m benchmarks.ladder``.
+"""Shows what each step of ``with lock("x")`` costs, in microseconds: ``python -m benchmarks.ladder``.
 
-The socket answers at once (see ``benchmarks.stubbed``). Each step is replaced by one that does nothing, in turn. What
-the pair costs less then is the price of the step where it stands: more than in a loop of its own, where the caches know
-it. Steps share these caches, so that the figures may add up to more than the whole.
+The socket answers at once (see ``benchmarks.stubbed``). In turn, each step is replaced by one that does nothing. The
+price of a step is how much faster the pair is without it. That is more than in a loop with the step alone, where the
+CPU's caches know it. Steps share these caches, so the figures may add up to more than the whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARM_UP, BATCH, ROUNDS = 1000, 500, 25
 
 
 class Cut(NamedTuple):
-    """``owner.name`` is ``nothing`` meanwhile."""
+    """A step to cut out: meanwhile ``owner.name`` is ``nothing``."""
 
     owner: Any
     name: str

@@ -30,7 +30,7 @@ from .report import Column, Table
 
 TASKS, SLOTS, SECONDS = 1000, 5, 0.1
 WORKERS, CONCURRENCY = 2, 8
-PROBE_EVERY = 0.5  # seconds from one task of another kind to the next
+PROBE_EVERY = 0.5  # seconds between two tasks of another kind
 ENDS_WITHIN = 300.0
 
 BROKERS = ("RabbitMQ, classic", "RabbitMQ, quorum", "Redis")
@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 class Scene:
-    """``shared``: all tasks go through one queue."""
+    """One setup of brokers and workers. ``shared``: all tasks go through one queue."""
 
     def __init__(
         self, folder: Path, server: Valkey, broker: str, url: str, prefetch: int, shared: bool, run: Any
@@ -107,7 +107,7 @@ class Scene:
             yield
         finally:
             for process in processes:
-                os.killpg(process.pid, signal.SIGKILL)  # the session that was made for it
+                os.killpg(process.pid, signal.SIGKILL)  # its own session
                 process.wait()
             if self.run.keep:
                 for number in range(self.run.workers):
@@ -166,7 +166,7 @@ def _at_once(runs: Sequence[dict[str, Any]]) -> int:
 
 
 def _overtaken(numbers: Sequence[int]) -> list[int]:
-    """For each task: how many that were sent after it began before it."""
+    """Returns, for each task, how many later-sent tasks began before it."""
     return [sum(before > number for before in numbers[:place]) for place, number in enumerate(numbers)]
 
 

@@ -1,4 +1,4 @@
-"""The Celery app of the workers of ``benchmarks.limits``, whose plan comes as JSON in LIMITS."""
+"""The Celery app for the workers of ``benchmarks.limits``. Its plan comes as JSON in LIMITS."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def begin(sender: object, **_: object) -> None:
 
 
 def sample() -> None:
-    """The messages that this worker has received and not acknowledged."""
+    """Note the largest number of messages that this worker has received and not acknowledged."""
     most = 0
     while True:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What is locked, when very much is: pages of the admin, and for how long the server serves nobody else meanwhile."""
+"""Measures lists of very many locks: pages of the admin, and for how long the server cannot serve others meanwhile."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from django.conf import settings
 from .measure import in_child
 from .report import Column, Table
 
-PAGE = 100  # locks, as many as a page has
+PAGE = 100  # locks on a page
 LOCKS = 100_000
-FOREIGN_KEYS = 1_000_000  # among which a few locks are
+FOREIGN_KEYS = 1_000_000  # keys of others, with a few locks among them
 FEW = 10
 TTL = 3600.0
 PREPARED = 5_000  # keys at a time
@@ -61,7 +61,7 @@ EXPORTS = (
 
 
 def run(url: str, *, rounds: int, most: int, progress: Callable[[str], None]) -> list[Table]:
-    """Empties the server before and after. ``most``: locks of the longest list."""
+    """Empties the server before and after. ``most``: the number of locks in the longest list."""
     progress(f"pages of {LOCKS:,} locks, and of {FEW} among {FOREIGN_KEYS:,} other keys")
     times, stalls = in_child(_measure, url, rounds, within=300 + 60 * rounds)
     exports = []
@@ -144,7 +144,7 @@ def _configure(url: str) -> None:
 
 
 def _browser() -> Callable[[Mapping[str, str]], None]:
-    """Asks for the list as somebody who may see it."""
+    """Returns a function that requests the list as a user who may see it."""
     from django.contrib.auth.models import User
     from django.core.management import call_command
     from django.test import Client
@@ -162,7 +162,7 @@ def _browser() -> Callable[[Mapping[str, str]], None]:
 
 
 def _fastest(get: Callable[[Mapping[str, str]], None], query: Mapping[str, str], rounds: int) -> tuple[float, float]:
-    """Seconds, and of these the process' own; of the round in which others disturbed least."""
+    """Returns the seconds, and the process' own CPU seconds of these, in the round with the least disturbance."""
     taken = []
     for _ in range(rounds):
         began, worked = perf_counter(), process_time()
@@ -172,7 +172,7 @@ def _fastest(get: Callable[[Mapping[str, str]], None], query: Mapping[str, str],
 
 
 def _hold(count: int) -> None:
-    """As many locks, each taken as a request of one of twenty machines takes it."""
+    """Acquire so many locks, each as a request on one of twenty hosts would."""
     from django_distlock import locks
     from django_distlock.types import Holder, LockRequest
 
@@ -191,7 +191,7 @@ def _hold(count: int) -> None:
 
 
 def _page_of(url: str, count: int) -> float:
-    """Seconds of the second page, for so many locks, which it leaves in the server."""
+    """Returns the seconds of the second page for so many locks. Leaves the locks in the server."""
     _configure(url)
     get = _browser()
     redis.Redis.from_url(url).flushall()
@@ -201,7 +201,7 @@ def _page_of(url: str, count: int) -> float:
 
 
 class Sink(io.TextIOBase):
-    """Counts what is written."""
+    """Counts the written characters."""
 
     written = 0
 
@@ -240,7 +240,7 @@ def _crowd(server: redis.Redis) -> None:
 
 
 def _stalls(server: redis.Redis) -> Iterator[dict[str, Any]]:
-    """By the server's own statistics. What took more than a millisecond is counted by its log of slow commands."""
+    """Gives the stalls from the server's own statistics. Its slow log counts commands of more than a millisecond."""
     calls, spread = server.info("commandstats"), server.info("latencystats")
     slow = [str(entry["command"].split()[0].decode()).lower() for entry in server.slowlog_get(1000)]
     for command in ("scan", "mget", "pttl"):

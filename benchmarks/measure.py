@@ -1,4 +1,4 @@
-"""Counting, statistics, and children to measure in."""
+"""Counts, statistics, and child processes for measurements."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from typing import Any
 
 import redis
 
-# Children start from a process that has imported everything and has neither threads nor connections.
+# Children start from a process that has imported everything, and that has no threads and no connections.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     ["benchmarks.contended", "benchmarks.crowd", "benchmarks.held", "benchmarks.redlock", "benchmarks.tasks"]
 )
 
-ENDS_WITHIN = 60.0  # seconds after its time is up
+ENDS_WITHIN = 60.0  # seconds after its time is over
 
 
 class Store:
-    """What the server says of itself."""
+    """The server's own statistics."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url)
 
     def commands(self) -> int:
-        """Executed until now, those inside scripts too."""
+        """Returns the number of commands executed until now, also inside scripts."""
         stats = self._client.info("commandstats")
         return sum(about["calls"] for name, about in stats.items() if name != "cmdstat_info")
 
     def calls(self, command: str) -> int:
-        """Of one command, until now."""
+        """Returns how often one command was executed until now."""
         return int(self._client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
     def connections(self) -> int:
-        """Without the one that asks."""
+        """Returns the number of connections, without the one that asks."""
         return int(self._client.info("clients")["connected_clients"]) - 1
 
     @contextmanager
     def on_one_core(self) -> Iterator[None]:
-        """This thread and the server share a core, where the system can do that.
+        """Lets this thread and the server share a core, if the system can do that.
 
-        What is measured then is the work of both, without the time it takes to wake another core: less
-        than in real life, but the same in each run.
+        The result is then the work of both, without the time to wake another core. It is less than in real life, but
+        the same in each run.
         """
         pinned = [0, int(self._client.info("server")["process_id"])] if hasattr(os, "sched_setaffinity") else []
         before = {process: os.sched_getaffinity(process) for process in pinned}
@@ -65,13 +65,13 @@ class Store:
 
 
 def jain(shares: Sequence[int]) -> float:
-    """Fairness by R. Jain: 1 when all got the same, 1/n when one got everything."""
+    """Returns Jain's fairness index: 1 if all got the same, 1/n if one got everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
 
 
 def middle(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each figure."""
+    """Returns the median of each figure."""
     return {figure: median(one[figure] for one in rounds) for figure in rounds[0]}
 
 
@@ -80,7 +80,7 @@ def sleep_until(moment: float) -> None:
 
 
 class Child:
-    """A process that runs ``target(pipe, *arguments)``, ended with the block whatever happens."""
+    """A process that runs ``target(pipe, *arguments)``. ``end()`` ends it in any case."""
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
         self.pipe, self._theirs = processes.Pipe()
@@ -100,7 +100,7 @@ class Child:
 
 
 def in_child(target: Callable[..., Any], *arguments: object, within: float) -> Any:
-    """What the function returns in a process of its own."""
+    """Call the function in its own process. Returns its result."""
     child = Child(_report, target, *arguments)
     try:
         return child.told(within)

@@ -1,7 +1,7 @@
-"""A lock on a majority of five servers: all there, one dead, one hung; on this machine, and half a millisecond away.
+"""Measures a lock on a majority of five servers: all alive, one dead, one hung; here, and half a millisecond away.
 
-All five servers and the client share the cores of one machine, so that without a distance the figures are the
-work of five servers, not the time until the majority has answered.
+All five servers and the client share the cores of one machine. So without a distance, the figures show the work of five
+servers, and not the time until the majority has answered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NODES = 5
 AWAY = 0.0005  # seconds in either direction
 FLOOR, OURS, SINGLE = "bare sockets, 5 nodes", "django-distlock, 5 nodes", "django-distlock, one server"
 ASYNC_OURS, ASYNC_SINGLE = f"{OURS}, async", f"{SINGLE}, async"
-FEWEST = 3  # pairs of a lock that takes longer than its time
+FEWEST = 3  # pairs that are measured at least, also if they take longer than the time for a lock
 
 COLUMNS = (
     Column("nodes", "nodes"),
@@ -46,11 +46,11 @@ COLUMNS = (
 )
 
 Figures = dict[str, float]
-Measure = Callable[[float], tuple[list[float], int]]  # for so many seconds: how long each took, and how many failed
+Measure = Callable[[float], tuple[list[float], int]]  # gets seconds; returns how long each took, and how many failed
 
 
 def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
-    """``seconds``: of each lock in each round."""
+    """``seconds``: how long each lock is measured in each round."""
     tables = []
     for distance in (0.0, AWAY):
         rows = []
@@ -83,7 +83,7 @@ def _rows(url: str, state: str, distance: float, rounds: int, seconds: float) ->
 
 def _measured(url: str, urls: Sequence[str], all_alive: bool, rounds: int, seconds: float) -> dict[str, Figures]:
     configure_redlock(url, urls)
-    logging.disable(logging.CRITICAL)  # redlock-py tells each failure with its traceback
+    logging.disable(logging.CRITICAL)  # redlock-py logs each failure with a traceback
     with asyncio.Runner() as runner:
         measures = {name: _timed(pair) for name, pair in _pairs(urls, all_alive).items()}
         measures |= {name: _atimed(runner, pair) for name, pair in _async_pairs().items()}
@@ -122,7 +122,7 @@ def _timed(pair: Pair) -> Measure:
             began = perf_counter()
             try:
                 pair()
-            except Exception:  # counted, because a lock that fails here is what is measured
+            except Exception:  # counted, because failures are part of the measurement
                 errors += 1
             took.append(perf_counter() - began)
         return took, errors

@@ -1,9 +1,9 @@
-"""What a pair costs the client alone, in CPU time, where the socket answers at once: ``python -m benchmarks.stubbed``.
+"""Measures the CPU time of a pair in the client alone, with a socket that answers at once.
 
-Kernel and server are left out, and other work on the machine hardly counts. ``--check`` fails where a pair costs more
-of what redis-py's own lock takes in the same run than ``stubbed.json`` says for this version of Python, by a fifth.
-``--opentelemetry`` measures with instruments as well: by its API alone, which does nothing, and by its SDK;
-``--journal`` with a journal.
+Run it by ``python -m benchmarks.stubbed``. Kernel and server are left out, and other work on the machine hardly
+matters. A pair's cost is divided by the cost of redis-py's own lock in the same run. ``--check`` fails if this ratio is
+more than a fifth above the one in ``stubbed.json`` for this version of Python. ``--opentelemetry`` measures with
+instruments as well: with the API alone, which does nothing, and with the SDK. ``--journal`` measures with a journal.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from django.conf import settings
 from example_project.valkey import Valkey
 
 RATIOS = Path(__file__).with_suffix(".json")
-ALLOWED = 1.2  # times what the file says
-ATTEMPTS = 3  # the best counts
+ALLOWED = 1.2  # times the ratio in the file
+ATTEMPTS = 3  # the best one counts
 WARM_UP, BATCH, ROUNDS = 300, 500, 25
 ONE_NAME, NEW_NAMES, VIEW, PEER = "one name", "a new name each time", "a decorated view", "redis.lock.Lock"
 
 
 class AnsweringSocket:
-    """Answers what is sent by these replies, in turn."""
+    """Answers each message with the next one of these replies."""
 
     def __init__(self, *replies: bytes) -> None:
         self._replies, self._reply = cycle(replies), b""
-        self._quiet, self._other_end = socket.socketpair()  # never readable, for whoever looks whether it has ended
+        self._quiet, self._other_end = socket.socketpair()  # never readable, for code that checks whether it has ended
 
     def sendall(self, data: bytes) -> None:
         self._reply = next(self._replies)
@@ -63,7 +63,7 @@ class AnsweringSocket:
 
 
 def pairs(url: str) -> Mapping[str, Callable[[], None]]:
-    """Each acquires and releases."""
+    """Returns calls that each acquire and release."""
     from django.http import HttpRequest, HttpResponse
 
     from django_distlock import distributed_lock, lock, locks
@@ -105,7 +105,7 @@ def pairs(url: str) -> Mapping[str, Callable[[], None]]:
 
 @contextmanager
 def answered_at_once() -> Iterator[Mapping[str, Callable[[], None]]]:
-    """The pairs of a process that is set up for them."""
+    """Sets up the process, and gives the pairs."""
     with Valkey() as server:
         entry = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": server.url}
         settings.configure(DISTRIBUTED_LOCKS={"default": entry}, LOGGING_CONFIG=None)
@@ -114,7 +114,7 @@ def answered_at_once() -> Iterator[Mapping[str, Callable[[], None]]]:
 
 
 def microseconds(calls: Mapping[str, Callable[[], None]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Of the cheapest batch of each. They take turns, so that a slow moment meets all."""
+    """Returns the microseconds of each call in its cheapest batch. They take turns, so a slow moment affects all."""
     best: dict[str, float] = {}
     for call in calls.values():
         for _ in range(WARM_UP):
@@ -129,7 +129,7 @@ def microseconds(calls: Mapping[str, Callable[[], None]], rounds: int = ROUNDS) 
 
 
 def with_instruments(calls: Mapping[str, Callable[[], None]]) -> Iterator[tuple[str, dict[str, float]]]:
-    """What they take with nothing, with the API and with the SDK of OpenTelemetry."""
+    """Yields what the calls take without instruments, with the API and with the SDK of OpenTelemetry."""
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.trace import TracerProvider
@@ -146,7 +146,7 @@ def with_instruments(calls: Mapping[str, Callable[[], None]]) -> Iterator[tuple[
 
 
 def with_a_journal(calls: Mapping[str, Callable[[], None]]) -> Iterator[tuple[str, dict[str, float]]]:
-    """What they take without a journal and with one that is written to nowhere, by turns: they differ by little."""
+    """Yields what the calls take without a journal and with one written nowhere, in turn: they differ by little."""
     from django_distlock import locks
     from django_distlock.backends.redis import RedisBackend
     from django_distlock.core.journal_writer import JournalWriter

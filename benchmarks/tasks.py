@@ -1,4 +1,4 @@
-"""A thousand tasks of one event loop that wait for the same lock."""
+"""Measures a thousand tasks of one event loop that wait for the same lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .measure import Store, in_child, middle
 from .report import Column, Table
 
 TASKS = 1000
-GIVES_UP = 30.0  # seconds after which those still waiting are sent home
+GIVES_UP = 30.0  # seconds after which tasks that still wait are cancelled
 
 COLUMNS = (
     Column("lock", "lock"),
@@ -66,11 +66,11 @@ async def _measured(url: str, name: str) -> dict[str, float]:
         async with enter():
             passed += 1
 
-    # A task of its own, because tasks that a holder starts would each ask first whether the lock is theirs.
+    # A task of its own, because each task that a holder starts would first ask whether the lock is its own.
     holder = asyncio.create_task(hold())
     await is_held.wait()
     waiting = [asyncio.create_task(one()) for _ in range(TASKS)]
-    await asyncio.sleep(1.0)  # all of them stand in line
+    await asyncio.sleep(1.0)  # until all of them wait
     connections = store.connections()
     commands = store.commands()
     began = monotonic()

@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Table]:
-    """``seconds``: of each lock in each round."""
+    """``seconds``: how long each lock is measured in each round."""
     with asyncio.Runner() as runner:
         locks: dict[str, Callable[[float], float]] = {name: _timed(pair) for name, pair in pairs(url).items()}
         locks |= {name: _atimed(runner, pair) for name, pair in async_pairs(url).items()}
@@ -67,13 +67,13 @@ def _rounds(
 
 
 def _ratio(times: list[float], others: list[float]) -> float:
-    """The median of the ratios within a round, because the machine is busier in one round than in another."""
+    """Returns the median of the ratios within each round, because the machine is busier in some rounds."""
     return median(time / other for time, other in zip(times, others, strict=True))
 
 
 def _timed(pair: Pair) -> Callable[[float], float]:
     def timed(seconds: float) -> float:
-        """Seconds per pair."""
+        """Returns the seconds per pair."""
         done, began = 0, perf_counter()
         while (passed := perf_counter() - began) < seconds or not done:
             for _ in range(BATCH):

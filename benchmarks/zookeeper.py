@@ -74,7 +74,7 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
 
 
 def contenders(address: str) -> dict[str, Callable[[], Enter]]:
-    """Each is connected when it is made."""
+    """Returns the contenders. Each connects when it is made."""
 
     def ours() -> Enter:
         from django_distlock import lock
@@ -120,6 +120,6 @@ def _compete(pipe: Connection, address: str, lock: str) -> None:
     _configure(address)
     enter = contenders(address)[lock]()
     with enter():
-        pass  # opens its connection
+        pass  # this opens its connection
     pipe.send("ready")
     pipe.send([member(enter, pipe.recv())])

@@ -1,4 +1,4 @@
-"""Three beats and two workers for one schedule, one of the beats killed on the way: what was sent, and what ran."""
+"""Runs three beats and two workers with one schedule, and kills one of the beats: shows what was sent, and what ran."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RAN = re.compile(r"Task example_project\.shop\.tasks\.tick\[(\S+)\] succeeded")
 
 @dataclass
 class Watch:
-    """What the logs of one observation say. ``sent``: when, by the number of the beat; ``ran``: the tasks' ids."""
+    """The logs of one observation. ``sent``: the times, by the number of the beat. ``ran``: the ids of the tasks."""
 
     sent: dict[int, list[datetime]] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Watch:
 
     @property
     def ticks(self) -> int:
-        """How many runs were due from the first that was sent to the last."""
+        """How many runs were due from the first sent run to the last."""
         return round((self.sends[-1] - self.sends[0]).total_seconds() / TICK) + 1 if self.sends else 0
 
     @property
@@ -49,7 +49,7 @@ class Watch:
 
 
 def watch() -> Watch:
-    """Beats and workers are Celery's own commands, and share the broker and the locks of the shop."""
+    """Start beats and workers by Celery's own commands. They share the broker and the locks of the shop."""
     with tempfile.TemporaryDirectory(prefix="beats-") as folder, ExitStack() as running:
         beats, workers = _names("beat", BEATS), _names("worker", WORKERS)
         logs = {name: Path(folder, f"{name}.log") for name in (*beats, *workers)}
@@ -88,7 +88,7 @@ def table(seen: Watch) -> str:
 
 
 def complaints(seen: Watch) -> list[str]:
-    """Why this run proves nothing, or the contrary of what it should."""
+    """Returns why this run proves nothing, or the opposite of what it should."""
     is_fine = {
         "Beats sent a run twice.": seen.duplicates == 0,
         f"Of {seen.ticks} runs that were due {len(seen.sends)} were sent.": seen.ticks == len(seen.sends) >= 5,
@@ -119,7 +119,7 @@ def _start(name: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait_until(condition: Callable[[], bool], within: float = STARTS_WITHIN) -> None:
-    """Or until the time is over; what came of it is told by the table."""
+    """Wait until the condition is true, or the time is over. The table shows the result in both cases."""
     deadline = time.monotonic() + within
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)

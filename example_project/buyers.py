@@ -1,4 +1,4 @@
-"""People who buy, all at once: several processes of several threads. They know HTTP and nothing of the shop."""
+"""Buyers who all buy at once: several processes with several threads. They use only HTTP, and no code of the shop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .server import HOST, hidden_from_ctrl_c
 PROCESSES = 5
 THREADS = 8
 PATIENCE = 30.0  # seconds
-LOOKS_AROUND = 0.5  # seconds at most before a buyer buys the next thing
+LOOKS_AROUND = 0.5  # seconds at most until a buyer buys the next item
 
-Answer = int | str  # the HTTP status, or what went wrong
+Answer = int | str  # the HTTP status, or the error
 
 
 def send(port: int, paths: Sequence[str]) -> Iterator[Answer]:

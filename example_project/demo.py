@@ -1,6 +1,6 @@
-"""``make demo``: a rush on a small shop, first without the lock, then with it; then a schedule with three beats.
+"""``make demo``: many buyers in a small shop, first without the lock, then with it; then a schedule with three beats.
 
-Exits 0 if the locks kept their promises.
+It exits with 0 if the locks kept their promises.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOLD, REFUSED, SOLD_OUT = 302, 409, 410
 
 @dataclass
 class Rush:
-    """What came of one. ``peak``: the locks held when they were most."""
+    """The result of one rush of buyers. ``peak``: the locks held at the moment at which most were held."""
 
     answers: Counter[buyers.Answer] = field(default_factory=Counter)
     peak: list[LockInfo] = field(default_factory=list)
@@ -39,8 +39,8 @@ class Rush:
 
 
 def rush(port: int, action: str) -> Rush:
-    """Every item is asked for equally often, in no order."""
-    from .shop.models import Item  # models are to be had once Django is set up
+    """Request every item equally often, in random order. Returns the result."""
+    from .shop.models import Item  # models can be imported only after Django is set up
 
     items = list(Item.objects.all())
     paths = [f"/items/{item.pk}/{action}" for item in items] * (PURCHASES // len(items))
@@ -58,7 +58,7 @@ def rush(port: int, action: str) -> Rush:
 
 
 def reconcile_at_once() -> list[str]:
-    """What three processes say that run ``manage.py reconcile`` at the same time."""
+    """Run ``manage.py reconcile`` in three processes at the same time. Returns what they print."""
     command = [sys.executable, "example_project/manage.py", "reconcile"]
     processes: list[subprocess.Popen[str]] = []
     try:
@@ -89,7 +89,7 @@ def described(info: LockInfo) -> str:
 
 
 def complaints(without: Rush, under: Rush, reports: list[str]) -> list[str]:
-    """Why this run proves nothing."""
+    """Returns why this run proves nothing."""
     skipped = sum(report.startswith("Skipped") for report in reports)
     ran = sum("counted" in report for report in reports)
     is_fine = {
@@ -115,7 +115,7 @@ def main() -> int:
         print(f"With the lock, {crowd}", end="", flush=True)
         under = rush(shop.port, "buy")
         schedule = None
-        if "SHOP_BROKER" in os.environ:  # beats and workers meet in Valkey
+        if "SHOP_BROKER" in os.environ:  # beats and workers need Valkey as broker
             print(f"Starting {beats.BEATS} beats and {beats.WORKERS} workers for one schedule", flush=True)
             schedule = beats.watch()
         print("Closing the shop", flush=True)

@@ -1,4 +1,5 @@
-"""The whole shop for one run: a Valkey, if locks are there, a new database, and gunicorn. Nothing is left of it."""
+"""The whole shop for one run: a Valkey server if it keeps the locks, a new database, and gunicorn. All is removed after
+the run."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ HOST = "127.0.0.1"
 
 
 class Shop(NamedTuple):
-    """An open one."""
+    """An open shop."""
 
     port: int
     gunicorn: subprocess.Popen[bytes]
@@ -35,7 +36,7 @@ class Shop(NamedTuple):
 
 @contextmanager
 def open_shop(port: int = 0) -> Iterator[Shop]:
-    """A shop at that port; 0 lets the kernel choose one. Sets Django up in this process, too."""
+    """Gives a shop at the port; 0 lets the kernel choose one. Sets up Django in this process, too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     with (
@@ -72,13 +73,13 @@ def _backend() -> str:
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
-    """Leave by way of every ``finally``, so that no process is left behind."""
+    """Exit through every ``finally``, so that no process is left."""
     sys.exit(128 + number)
 
 
 @contextmanager
 def hidden_from_ctrl_c() -> Iterator[None]:
-    """A process started here does not hear the Ctrl-C of the terminal: who started it ends it, in good order."""
+    """Processes that are started in this context ignore the terminal's Ctrl-C. Their parent ends them, in order."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -87,7 +88,7 @@ def hidden_from_ctrl_c() -> Iterator[None]:
 
 
 def _gunicorn(listener: socket.socket) -> subprocess.Popen[bytes]:
-    """It inherits the socket, so that no other program can be at the port."""
+    """Start gunicorn. It inherits the socket, so no other program can take the port."""
     return subprocess.Popen(
         [
             sys.executable, "-m", "gunicorn", "--config", "python:example_project.gunicorn_settings",
@@ -114,10 +115,10 @@ def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    with hidden_from_ctrl_c():  # somebody impatient presses it twice
+    with hidden_from_ctrl_c():  # impatient people press it twice
         process.terminate()
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            process.kill()  # gunicorn's workers notice and end by themselves
+            process.kill()  # gunicorn's workers notice it and end by themselves
             process.wait()

@@ -1,7 +1,7 @@
 """Settings of the shop.
 
-Its environment: SHOP_LOCKS and SHOP_BROKER (URLs), SHOP_DATABASE (a file), SHOP_TICK (seconds, for the demonstration),
-and SHOP_BACKEND, which keeps the locks: redis or database.
+They read the environment: SHOP_LOCKS and SHOP_BROKER (URLs), SHOP_DATABASE (a file), SHOP_TICK (seconds, for the
+demonstration), and SHOP_BACKEND (redis or database), the backend that keeps the locks.
 """
 
 import os
@@ -24,7 +24,7 @@ DATABASES = {
         "NAME": os.environ.get("SHOP_DATABASE", Path(__file__).parent / "shop.sqlite3"),
         "OPTIONS": {
             "timeout": 20,  # seconds to wait while another process writes
-            # A transaction that reads first and writes later would fail at once, without that wait.
+            # Without this, a transaction that reads first and writes later would fail at once, without that wait.
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
         },
@@ -38,7 +38,7 @@ CELERY_BEAT_SCHEDULER = "distlock"  # start as many beats as you like
 CELERY_BEAT_SCHEDULE = {
     "reconcile": {"task": "example_project.shop.tasks.reconcile", "schedule": crontab(hour=3, minute=0)},
 }
-if tick := os.environ.get("SHOP_TICK"):  # something to watch, in the demonstration
+if tick := os.environ.get("SHOP_TICK"):  # a task to watch in the demonstration
     CELERY_BEAT_SCHEDULE["tick"] = {"task": "example_project.shop.tasks.tick", "schedule": float(tick)}
 
 INSTALLED_APPS = [

@@ -1,4 +1,4 @@
-"""Where things are: the shop at the root, the admin beside it."""
+"""The URLs: the shop at the root, and the admin beside it."""
 
 from django.contrib import admin
 from django.urls import path

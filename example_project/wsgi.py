@@ -1,4 +1,4 @@
-"""What gunicorn runs."""
+"""The application that gunicorn runs."""
 
 import os
 
@@ -7,5 +7,5 @@ from django.core.wsgi import get_wsgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
-# The admin's style sheets come from Python here; a real site leaves them to its web server.
+# Here Python serves the admin's style sheets; on a real site the web server does.
 application = StaticFilesHandler(get_wsgi_application())

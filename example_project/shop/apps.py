@@ -1,4 +1,4 @@
-"""The app as INSTALLED_APPS names it."""
+"""The app for INSTALLED_APPS."""
 
 from django.apps import AppConfig
 

@@ -1,4 +1,4 @@
-"""What the shop sells, and to how many."""
+"""The items that the shop sells, and the purchases."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""What the shop does at night."""
+"""The shop's nightly task."""
 
 from collections import Counter
 
@@ -15,21 +15,21 @@ CLOCKS_DIFFER = 5  # seconds at most between the machines that start the task at
 @shared_task
 @distributed_lock("shop:reconcile", on_busy="skip", min_hold=CLOCKS_DIFFER)
 def reconcile() -> dict[str, int]:
-    """Set the stock of every item to what came in less what was bought.
+    """Set the stock of every item to the delivered pieces minus the bought ones.
 
-    Returns how many items were counted, how many had a wrong stock, and how many pieces were sold that never
-    came in. None when another process is at it, or was a moment ago.
+    Returns how many items were counted, how many had a wrong stock, and how many pieces were sold that were never
+    delivered. Returns None if another process does it now, or did it a moment ago.
     """
     report = Counter(counted=0, wrong=0, oversold=0)
     for item_id in Item.objects.values_list("pk", flat=True):
-        with lock("shop:item:{}", item_id):  # the lock of views.buy, so that nobody sells what is being counted
+        with lock("shop:item:{}", item_id):  # the lock of views.buy, so that nobody sells the item meanwhile
             report.update(recount(item_id))
     return dict(report)
 
 
 @shared_task
 def tick() -> None:
-    """Stands for all that beat starts every few seconds; see beats.py."""
+    """An example of a task that beat starts every few seconds; see beats.py."""
 
 
 @transaction.atomic

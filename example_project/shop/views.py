@@ -1,4 +1,4 @@
-"""The front page, and buying: once with the lock and once without."""
+"""The front page, and the views to buy an item: one with the lock and one without."""
 
 import time
 
@@ -24,7 +24,7 @@ def front_page(request: HttpRequest) -> HttpResponse:
 @require_POST
 @distributed_lock("shop:item:{item_id}")
 def buy(request: HttpRequest, item_id: int) -> HttpResponse:
-    """One buyer of an item at a time. Who comes meanwhile is answered 409, buyers of other items are not kept."""
+    """One buyer of an item at a time. Meanwhile, other buyers of it get 409; buyers of other items do not wait."""
     return sell(request, item_id)
 
 
@@ -39,8 +39,8 @@ def sell(request: HttpRequest, item_id: int) -> HttpResponse:
     if not item.stock:
         return HttpResponse(pages.sold_out(item), status=410)
     pay(item)
-    # Begins and commits inside the lock: the next buyer reads the new stock. It does not span the payment,
-    # because SQLite has one writer and the buyers of all other items would wait for it.
+    # The transaction begins and commits inside the lock, so the next buyer reads the new stock. It does not include
+    # the payment, because SQLite has one writer, and the buyers of all other items would wait for it.
     with transaction.atomic():
         item.stock -= 1
         item.save(update_fields=["stock"])
@@ -50,5 +50,5 @@ def sell(request: HttpRequest, item_id: int) -> HttpResponse:
 
 
 def pay(item: Item) -> None:
-    """Stands for the payment provider."""
+    """Simulates the payment provider."""
     time.sleep(PAYMENT)

@@ -1,4 +1,4 @@
-"""``manage.py fill_shop``: every item in stock again and nobody has bought yet; a superuser for the admin."""
+"""``manage.py fill_shop``: puts every item in stock again, deletes all purchases, and makes a superuser."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``manage.py reconcile``: the nightly task, now."""
+"""``manage.py reconcile``: runs the nightly task now."""
 
 from typing import Any
 
