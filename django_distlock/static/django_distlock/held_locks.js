@@ -2,20 +2,20 @@
 "use strict";
 {
     const ONE = "#heldlock_form, #beatrun_form"; // the page of one lock, or of one entry of beat
-    const CONTROLS = ".distlock-refresh"; // what this adds to a page
+    const CONTROLS = ".distlock-refresh"; // the elements that this script adds to a page
     const EVERY = 5000; // ms between two looks at the store, at least
-    const REST = 4; // times as long as a look took: very many locks, or a backend that hangs, keep the site busy
-    const ABOUT_BACKEND = "distlock-backend"; // class of messages that each look brings anew
-    const PAUSED = "distlock-paused"; // where this tab keeps that it was paused
+    const REST = 4; // the pause, in lengths of the last look: many locks, or a backend that hangs, keep the site busy
+    const ABOUT_BACKEND = "distlock-backend"; // class of messages that each look replaces
+    const PAUSED = "distlock-paused"; // the key by which this tab remembers that it was paused
 
     const TEXTS = document.currentScript.dataset; // in the language of the page
 
-    // As Django fills "%(name)s".
+    // Fills "%(name)s" as Django does.
     function filled(text, values) {
         return text.replace(/%\((\w+)\)s/g, (_, name) => values[name]);
     }
 
-    // Counted from when the answer came, on a clock that nobody sets. Null if nothing is known any more.
+    // When the answer came, on a clock that nobody sets; times are counted from it. Null if nothing is known any more.
     let seenAt = performance.getEntriesByType("navigation")[0]?.responseStart || performance.now();
 
     function inWords(seconds) {
@@ -46,7 +46,7 @@
         }
     }
 
-    // Django's script keeps a list of the checkboxes that were there at first. Give it one that follows the page.
+    // Django's script keeps a list of the first page's checkboxes. Give it a list that follows changes of the page.
     if (window.Actions) {
         const original = window.Actions;
         window.Actions = function (checkboxes, options) {
@@ -56,7 +56,7 @@
         };
     }
 
-    // It also remembers the last one clicked, for a range by Shift. Of one that is gone the range would begin at the top.
+    // It also remembers the last clicked checkbox, for a range by Shift. If that is gone, a range would begin on top.
     let lastClicked = null;
     document.addEventListener("change", (event) => {
         if (event.target.classList.contains("action-select")) {
@@ -94,7 +94,7 @@
         }
     }
 
-    // The elements stay where the page has as many as before, and with them what is focused or marked.
+    // If the page has as many elements as before, they stay, and so do the focus and the marked text.
     function replaceValues(form, fresh) {
         const elements = [...form.querySelectorAll(`:not(${CONTROLS}, ${CONTROLS} *)`)];
         const changed = [...fresh.querySelectorAll("*")];
@@ -137,7 +137,7 @@
         if (counter && freshCounter) {
             counter.dataset.actionsIcnt = freshCounter.dataset.actionsIcnt;
         }
-        // Lets Django's script count what is selected now.
+        // Lets Django's script count the selected rows again.
         window.dispatchEvent(new PageTransitionEvent("pageshow"));
     }
 
@@ -153,9 +153,9 @@
         const freshOne = page.querySelector(ONE);
         const freshTable = page.getElementById("result_list");
         if (one && page.getElementById("changelist-form")) {
-            // It is gone, or its backend does not answer: the messages of the list say which.
+            // The lock is gone, or its backend does not answer. The messages of the list say which.
             for (const note of page.querySelectorAll(`.messagelist .${ABOUT_BACKEND}:not(.error)`)) {
-                note.remove(); // of the list itself
+                note.remove(); // a message about the list itself
             }
             for (const message of page.querySelectorAll(".messagelist > *")) {
                 message.classList.add(ABOUT_BACKEND);
@@ -168,7 +168,7 @@
         }
         const isOther = response.redirected && response.url !== location.href;
         if (isOther || Boolean(one) !== Boolean(freshOne) || Boolean(table) !== Boolean(freshTable)) {
-            location.reload(); // from or to an empty list, or to the login: another page altogether
+            location.reload(); // from or to an empty list, or to the login: a completely different page
             return;
         }
         seenAt = at;
