@@ -194,6 +194,10 @@ class LockRequest:
     ``ttl``: seconds that the store keeps what it grants, unless it is renewed.
     ``slots``: how many leases the lock may have at once, with this one. ``slot``: the one that was granted last.
     ``longest_ttl``: of a renewal, or of one whose token it has inherited, if that is longer.
+    ``takes_by_message``: its caller goes on by the message that hands it the lock, and lets the store confirm it then.
+    ``placed_at``: when, on ``clock()``, it asked for the place that it has, if it has not looked since; else -inf.
+    ``handed``: the slot and the fencing number of which a message has told. ``is_unconfirmed``: it goes on by that, and
+    the store has not confirmed it yet.
     ``min_hold``: seconds from the grant on for which a store keeps the lock taken that would free it when its holder is
     killed. Where a lease lasts for its TTL in any case, ``ttl`` is at least as long.
     ``max_waiters``: its caller does not wait where so many do already; 0: it waits behind any number.
@@ -226,6 +230,10 @@ class LockRequest:
     asking: bool = False  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = False
     is_offer: bool = False
+    takes_by_message: bool = False
+    placed_at: float = -inf
+    handed: tuple[int, int] | None = None
+    is_unconfirmed: bool = False
     last_active_at: float = 0.0  # when its caller last did something, in a queue
 
     def __init__(self, name: str, ttl: float, holder: Holder, token: str = "", **more: Any) -> None:
@@ -271,6 +279,7 @@ class LockRequest:
     def replace_token(self) -> None:
         """Go on with another token, after this one was given back."""
         self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
+        self.handed, self.placed_at = None, -inf
 
     def copy(self, **changes: Any) -> LockRequest:
         """A request that is the same but for these, and is woken by itself."""
@@ -281,14 +290,17 @@ class LockRequest:
 
     def with_new_token(self) -> LockRequest:
         """A copy of the request with another token, for a caller that gives this one back."""
-        return self.copy(token=new_token(), slot=1, in_doubt=False, inbox="", place="", longest_ttl=0.0, asking=False)
+        return self.copy(
+            token=new_token(), slot=1, in_doubt=False, inbox="", place="", handed=None, placed_at=-inf,
+            is_unconfirmed=False, longest_ttl=0.0, asking=False,
+        )  # fmt: skip
 
     def inherit(self, other: LockRequest) -> None:
         """Take over the place in the store of one that stood before."""
         self.longest_ttl = max(self.longest_ttl, other.retires_for)
         # No calls: an exception that a handler of a signal raises must not come in between.
         self.token, self.in_doubt = other.token, other.in_doubt
-        self.inbox, self.place = other.inbox, other.place
+        self.inbox, self.place, self.placed_at = other.inbox, other.place, -inf
         other.is_inherited = True
 
 
@@ -298,29 +310,6 @@ class Grant(NamedTuple):
     fence: int
     sent_at: float
     slot: int = 1
-
-
-class StoreSession:
-    """The session of a process in a store with sessions. All leases of the process end with it, whatever their TTL.
-
-    ``until``: the moment on ``clock()`` until which it certainly lasts. ``is_suspended``: the store cannot be reached,
-    so the session cannot be confirmed. Both change while leases depend on it.
-    """
-
-    until: float = inf
-    is_suspended: bool = False
-
-
-class SessionGrant(Grant):
-    """The grant of a store with sessions. ``ttl``: seconds that it keeps the lease, perhaps fewer than requested."""
-
-    ttl: float
-    session: StoreSession
-
-    def __new__(cls, fence: int, sent_at: float, ttl: float, session: StoreSession) -> Self:
-        self = super().__new__(cls, fence, sent_at)
-        self.ttl, self.session = ttl, session
-        return self
 
 
 class State(enum.StrEnum):

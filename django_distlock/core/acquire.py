@@ -250,6 +250,13 @@ class Acquisition(OwnLeases):
 
     # The algorithm
 
+    @property
+    def _may_take_by_message(self) -> bool:
+        """Whether a lease will do that the store confirms a moment later. ``acquire()`` returns one for a whole TTL."""
+        terms = self._terms
+        is_plain = terms.renew and terms.max_hold is None and not terms.min_hold
+        return self._by_with and is_plain and terms.ttl >= self.backend.timing.grant_ttl
+
     def _refuse_transactions(self) -> None:
         if self._terms.in_atomic == "refuse" and (opened := self._open_transactions()):
             transactions.refuse(f"The lock {self._lock_text}", opened)
@@ -282,6 +289,8 @@ class Acquisition(OwnLeases):
                     self._pause = inf
                     return False
             wants_place = is_cheap or request.inbox != ""
+            if wants_place and not request.inbox:
+                request.takes_by_message = self._may_take_by_message
         self._pending, self._was_sent, self._wants_place = request, True, wants_place
         return True
 
@@ -316,7 +325,8 @@ class Acquisition(OwnLeases):
         if self._is_in_line:
             service.queue.leave(request)
             self._is_in_line = False
-        lease = service.lease_kind(self.backend, request, answer, self._terms, service.renewer, self._execution)
+        lease_kind = service.lease_kind if type(answer) is Grant else self._lease_kind(answer)
+        lease = lease_kind(self.backend, request, answer, self._terms, service.renewer, self._execution)
         if lease._granted_clock < lease._deadline:
             self.grant = answer
             return lease
@@ -332,6 +342,15 @@ class Acquisition(OwnLeases):
             raise said.slow_error(self.request)
         self._pause = 0.0
         return None
+
+    def _lease_kind(self, grant: Grant) -> type[Lease]:
+        from ..grants import HandedGrant  # which few processes need, as what follows
+
+        if not isinstance(grant, HandedGrant):
+            return self._service.lease_kind
+        from .handed_lease import HandedLease
+
+        return HandedLease
 
     def _wait_for_turn(self, longest: float) -> Steps[None]:
         self.has_waited = True

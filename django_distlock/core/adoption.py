@@ -43,7 +43,7 @@ class AdoptedLease(Lease):
         request = LockRequest(
             detached.name, terms.ttl, holder, detached.token, in_doubt=True, held_fence=detached.fence,
             longest_ttl=detached.remaining, prefix=detached.prefix, template=detached.template,
-            slots=terms.slots, slot=detached.slot,
+            slots=terms.slots, slot=detached.slot, is_unconfirmed=True,  # perhaps, if it was detached at once
         )  # fmt: skip
         now = clock()
         super().__init__(
@@ -163,6 +163,7 @@ class Adoption:
         sent_at = clock()
         ttl = max(lease._renewal_ttl(sent_at), self._detached.left)
         [renewed] = yield Call("renew", ([(request, ttl)],))
+        request.is_unconfirmed = False
         try:
             lease._was_renewed(renewed, sent_at, ttl)
         except LockLost:

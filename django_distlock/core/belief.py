@@ -37,6 +37,11 @@ class Belief:
         return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
 
     @property
+    def _lost_at(self) -> float:
+        """When, on ``clock()``, it is lost without a question to the store, unless it is renewed."""
+        return self._deadline
+
+    @property
     def _is_over(self) -> bool:
         """Whether its holder no longer continues with it."""
         return not self.is_held

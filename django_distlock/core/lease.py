@@ -190,7 +190,7 @@ class Lease(Belief):
             raise LockBackendError(
                 f"No majority of nodes says whether the lock {self.name!r} stands; it is not renewed."
             )
-        if renewed and self.is_held:
+        if renewed and not self._ended and clock() < self._lost_at and self._pid == fork.pid():
             self._extend(sent_at, ttl)
             self._send_in_background(signals.lock_renewed)
         elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
@@ -219,9 +219,9 @@ class Lease(Belief):
         check_transfer(self._backend, self.name)
         text = Detached(
             using=self.using, name=self.name, prefix=self.prefix, template=self._request.template, token=self.token,
-            fence=self.fence, label=self.holder.label, since=self.holder.since,
-            granted_at=wall_clock() - self._held_for, remaining=self.remaining, until=wall_clock() + self.remaining,
-            text_id=new_token(), terms=self._terms.elsewhere(), slot=self.slot,
+            fence=self.fence, label=self.holder.label, since=self.holder.since, text_id=new_token(), slot=self.slot,
+            granted_at=wall_clock() - self._held_for, remaining=self._lost_at - clock(),
+            until=wall_clock() + self._lost_at - clock(), terms=self._terms.elsewhere(),
         ).to_text()  # fmt: skip
         self._mark_detached()
         return text
@@ -254,8 +254,8 @@ class Lease(Belief):
 
     def _mark_unknown(self, retry_at: float) -> None:
         """The store did not answer."""
-        self._due = min(retry_at, self._deadline)
         self._is_unknown = True
+        self._due = min(retry_at, self._lost_at)
 
     def _renewal_ttl(self, now: float) -> float:
         """What to ask the store for. The last renewal before its bound is a shorter one."""
@@ -284,7 +284,7 @@ class Lease(Belief):
 
     def _stop_renewal(self) -> None:
         """Nobody is left to release it: let it run out."""
-        self._renews, self._due = False, self._deadline
+        self._renews, self._due = False, self._lost_at
         self._note(Event.BOUND_REACHED, "its handle was dropped")
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
@@ -374,7 +374,7 @@ class Lease(Belief):
     def _begin_release(self) -> float:
         if self._pid != fork.pid():
             raise LockNotHeld(f"The lease of {self.name!r} belongs to process {self._pid}, which forked this one.")
-        is_lost = clock() >= self._deadline if self._ended is None else self._ended is State.LOST
+        is_lost = clock() >= self._lost_at if self._ended is None else self._ended is State.LOST
         dropped = self._renewer.unregister(self)
         if is_lost:
             if dropped:

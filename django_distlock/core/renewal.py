@@ -38,7 +38,7 @@ logger = logging.getLogger("django_distlock")
 BATCH_RANGE = 3  # leases that have up to so many times as long as the first one of a batch are in it
 GROUP = 100  # leases that are looked at together
 
-_deadline, _token = attrgetter("_deadline"), attrgetter("token")
+_deadline, _lost_at, _token = attrgetter("_deadline"), attrgetter("_lost_at"), attrgetter("token")
 
 
 class Group(NamedTuple):
@@ -191,7 +191,7 @@ class Renewer:
                     tried.update(map(_token, batch))
                     failed |= yield from self._renew_together(batch)
                 now = clock()  # those that ran out while others were tried are told at once
-                self._put_back([lease for lease in self._waiting.values() if now >= lease._deadline])
+                self._put_back([lease for lease in self._waiting.values() if now >= lease._lost_at])
                 self._take_due()
         finally:
             self._put_back(list(self._waiting.values()))
@@ -215,13 +215,13 @@ class Renewer:
                 due, soon = lease._due, lease.ttl / 6
                 if now > due + soon and lease._renews:
                     late.append(lease)
-                if lease._long_at <= now < lease._deadline:
+                if lease._long_at <= now < lease._lost_at:
                     lease._long_at = inf
                     long_ones.append(lease)
                 is_left = lease._renews and not lease._hold_count and lease._is_free()
                 if is_left:  # about to be released. If its release was interrupted before it began, it runs out
-                    lease._due = min(now + soon, lease._deadline)
-                if lease._renews and not is_left and due - soon <= now < lease._deadline:
+                    lease._due = min(now + soon, lease._lost_at)
+                if lease._renews and not is_left and due - soon <= now < lease._lost_at:
                     self._waiting[token] = lease
                 else:
                     later.append(lease)
@@ -248,7 +248,7 @@ class Renewer:
                 self._waiting.pop(token, None)
                 if self._leases.get(token) is not lease:
                     continue
-                if now >= lease._deadline:
+                if now >= lease._lost_at:
                     self._mark_lost(
                         lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out"
                     )
@@ -263,13 +263,13 @@ class Renewer:
     def _renew_together(self, leases: Sequence[Lease]) -> Steps[set[str]]:
         """In one round trip. Returns the tokens of those that are not renewed, which wait on."""
         now = clock()
-        live = [lease for lease in leases if now < lease._deadline and self._leases.get(lease.token) is lease]
+        live = [lease for lease in leases if now < lease._lost_at and self._leases.get(lease.token) is lease]
         failed: set[str] = set()
         if live:
             ttls = [lease._renewal_ttl(now) for lease in live]
             try:
                 # A third of what the shortest lease has left, so that there is time for another attempt.
-                timeout = (min(map(_deadline, live)) - now) / 3
+                timeout = (_end_of(live, now) - now) / 3
                 wanted = [(lease._request, ttl) for lease, ttl in zip(live, ttls, strict=True)]
                 renewed = yield Call("renew", (wanted,), {"timeout": timeout})
             except LockBackendError as error:
@@ -297,7 +297,7 @@ class Renewer:
             if not still_held:
                 self._mark_lost(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
                 continue
-            if clock() >= lease._deadline:
+            if clock() >= lease._lost_at:
                 if self._mark_lost(lease, "its renewal did not succeed in time"):
                     # What was told as lost must not block others for a TTL.
                     self.release_in_background(lease._request, cooldown=lease._cooldown)
@@ -390,6 +390,14 @@ def mark_lost(lease: Lease, reason: str) -> None:
     """The caller knows that the store has the lease no more: tell its holder."""
     if lease._renewer.unregister(lease):
         lease._mark_lost(reason)
+
+
+def _end_of(leases: Sequence[Lease], now: float) -> float:
+    """When the first of them ends, as its holder believes; or, if that is over for one, when the first is lost."""
+    first: float = min(map(_deadline, leases))
+    if first <= now:
+        first = min(map(_lost_at, leases))
+    return first
 
 
 def _batches(leases: Sequence[Lease], most: int) -> Iterator[Sequence[Lease]]:

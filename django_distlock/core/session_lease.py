@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..types import Grant, LockRequest, SessionGrant
+from ..grants import SessionGrant
+from ..types import Grant, LockRequest
 from .lease import Lease
 
 if TYPE_CHECKING:

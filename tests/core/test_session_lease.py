@@ -10,8 +10,9 @@ import pytest
 from django_distlock import LockError, LockLost, State
 from django_distlock.core.lease import Lease
 from django_distlock.core.session_lease import SessionLease
+from django_distlock.grants import SessionGrant, StoreSession
 from django_distlock.options import Terms
-from django_distlock.types import SessionGrant, StoreSession, current_execution
+from django_distlock.types import current_execution
 from django_distlock.utils.clock import clock
 from tests.support.leases import deadline_of
 from tests.support.tools import eventually, lock_request, renewer_of

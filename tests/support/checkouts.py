@@ -39,9 +39,9 @@ CHANGES = {
         r"string\.sub\((\w+), 1, 30\) ~= theirs": r"string.sub(\1, 3, 30) ~= string.sub(theirs, 3)",
         r"'1 ' \.\. new": "'OWN ' .. new",
     },
-    f"{SCRIPTS}/renew.lua": NEWER | {r"lease ~= '1 ' \.\. ARGV\[1\]": "string.sub(lease, 3) ~= ARGV[1]"},
+    f"{SCRIPTS}/renew.lua": NEWER | {r"string\.sub\(lease, 1, 29\) == '1 ' \.\.": "string.sub(lease, 3, 29) =="},
     f"{SCRIPTS}/renew_slot.lua": NEWER
-    | {r"'1 ' \.\. ARGV\[1\]": "ARGV[1]", r"string\.sub\(value, 1, 30\)": "string.sub(value, 3, 30)"},
+    | {r"'1 ' \.\. ARGV\[1\]": "ARGV[1]", r"string\.sub\(value, 1, 29\) ==": "string.sub(value, 3, 29) =="},
     "formats.py": {"NUMBER, LARGEST = 1, 9": "NUMBER, LARGEST = OWN, 9", "FORMAT < head": '"2 " < head'},
     "backends/redis/codec.py": {r'rb"1 \(': 'rb"[12] ('},
 }

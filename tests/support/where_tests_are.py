@@ -59,6 +59,7 @@ THROUGH_OTHERS = [
     ("decorators.task_context", "celery/test_tasks_rules", "tasks are Celery's and Django's"),
     ("exceptions signals types", "core/test_lock", "words, which say something where they are used"),
     ("version", "backends/redis/test_backend", "connections tell it"),
+    ("grants", "core/test_handed_lease", "leases are made of them"),
     ("formats", "backends/redis/test_codec_formats", "one number, and what follows from a newer one"),
     ("middleware", "decorators/test_answers", "it gives the decorator's answers"),
     ("models", "monitoring/test_admin", "the admin shows them"),

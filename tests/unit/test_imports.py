@@ -23,11 +23,13 @@ PACKAGE = {
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
 SERVER = {
+    "": ["grants"],
     "backends": ["redis", "twins"],
     "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "wakeup_listener"],
     "backends.redis": [
-        "attempts", "backend", "breaker", "client", "codec", "config", "connection", "credentials", "diagnostics",
-        "errors", "exchange", "keys", "operations", "pubsub", "runs", "scripts", "topology",
+        "attempts", "backend", "breaker", "by_message", "client", "codec", "config", "connection", "credentials",
+        "diagnostics", "errors", "exchange", "keys", "operations", "pubsub", "replies", "runs", "scripts", "timers",
+        "topology",
     ],
 }  # fmt: skip
 SENTINEL = {"backends.redis": ["sentinel"], "backends.redis.sentinel": ["config", "connection", "discovery"]}

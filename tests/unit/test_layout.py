@@ -62,6 +62,7 @@ LAYERS = {
         "version",
         "formats",
         "types",
+        "grants",
         "runs",
         "journal",
         "options",

@@ -35,6 +35,8 @@ class Timing:
 
     # The queue of a lock
     grant_ttl = 2.0  # for a waiter to take what it was handed: two looks, because a hint can be lost
+    message_trusted = 0.5  # after its question, in which a waiter takes the lease by the message that hands it over
+    confirmed_after = 0.1  # after which the renewer has the store confirm such a lease
     queue_ttl = 24.0  # for which Redis keeps a queue in which nobody looks: three of the longest intervals
 
     # Cluster

@@ -51,11 +51,13 @@ class Waiters:
         if self._requests.get(request.token) is request:
             del self._requests[request.token]
 
-    def wake(self, token: str) -> bool:
-        """False if no request here has the token."""
+    def wake(self, token: str, handed: tuple[int, int] | None = None) -> bool:
+        """False if no request here has the token. ``handed``: the slot and the fencing number of what it may take."""
         request = self._requests.get(token)
         if request is None:
             return False
+        if handed:
+            request.handed = handed
         request.event.set()
         return True
 

@@ -6,31 +6,32 @@ import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
+from math import inf
 from typing import Any, ClassVar, NoReturn
 
 from django.core.checks import CheckMessage
 from redis.exceptions import RedisError
 
-from ...exceptions import InvalidLockBackend, LockBackendError
+from ...exceptions import LockBackendError
 from ...journal import QueuedWaiter
 from ...runs import LastRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
-from ...utils.text import quoted
 from ..base import named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
 from ..optional import ExchangeBackend, JournalBackend, RunsBackend
 from ..twins import GeneratorBackend
-from .client import Reply
-from .config import read_credentials
+from .by_message import take
+from .config import check_numbers, read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
 from .keys import LEASES, MOST_ROUNDS, OTHERS, QUEUES, RUNS, Keys, Listing, TenantKeys
 from .operations import CROWDED, POLLS, Operations
 from .pubsub import NoListener
+from .replies import Reply
 from .runs import Runs
 from .scripts import Command
 from .topology import Topology, server_topology
@@ -68,12 +69,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        for option in ("socket_timeout", "socket_connect_timeout", "max_connections", "failover_timeout"):
-            value, whole = self.option[option], option == "max_connections"
-            fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-            if not fits or not 0 < value < float("inf"):
-                needed = "a whole number above 0" if whole else "a number of seconds above 0"
-                raise InvalidLockBackend(f"{self.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
+        check_numbers(self)
         self.timing.renewal_batch, self.timing.look_interval_longest = RENEWALS, LONGEST_LOOK_INTERVAL
         timeouts = {key: float(self.option[key]) for key in ("socket_timeout", "socket_connect_timeout")}
         topology = self._topology({**timeouts, **read_credentials(self)})
@@ -94,6 +90,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         if queue:
+            if request.handed and (grant := take(request, self._client, self._operations, self.timing)):
+                return grant
             if not request.inbox:
                 drive(self._listen(request), self._client, self._translated)
             self._will_look(request)
@@ -107,6 +105,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         client = self._async_clients.known() or await self._async_clients.make()
         if queue:
+            if request.handed and (grant := take(request, client, self._operations, self.timing)):
+                return grant
             if not request.inbox:
                 await adrive(self._listen(request), client, self._translated)
             self._will_look(request)
@@ -147,6 +147,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return counted
 
     def _will_look(self, request: LockRequest) -> None:
+        request.placed_at = -inf  # what is handed to it from now on, it cannot tell from what was handed to it before
         if request.place and request.inbox != POLLS:
             self._listener.will_look(request)
 
@@ -173,6 +174,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             return Grant(fence, reply.sent_at, request.slot)
         if type(answer) is list and len(answer) == 4:
             place, left, value, ears = answer
+            if request.takes_by_message and not (request.place or request.in_doubt):
+                request.placed_at = reply.sent_at
             request.place = place.decode()
             if not place:
                 self._listener.forget(request)
@@ -255,8 +258,9 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             self._listener.forget(request)
         answer = reply.values[-1]
         if type(answer) is int:
-            # "Not the holder" on a repeat means that the first attempt, whose reply was lost, did it.
-            return answer > 0 or reply.in_doubt
+            # "Not the holder" on a repeat: the first attempt, whose reply was lost, did it. Only an unconfirmed lease
+            # may have been over before.
+            return answer > 0 or (reply.in_doubt and not request.is_unconfirmed)
         raise self._explain(answer, InDoubt if reply.in_doubt else LockBackendError)
 
     def _renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> Steps[list[bool | None]]:
@@ -397,8 +401,6 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
     def keyspace(self) -> Hashable:
         found = self._diagnostics.keyspace
         return (found, self.ask_prefix) if self.ask_prefix else found
-
-    # Errors
 
     def _translated(self, error: Exception) -> Exception:
         match error:

@@ -29,43 +29,11 @@ from .breaker import ServerBreaker
 from .config import Location
 from .connection import hang_up
 from .errors import NotSent
-from .scripts import Command, pack
-
-
-class Reply:
-    """``values``: one per command, errors of the server among them. ``sent_at``: before the answered attempt.
-
-    ``in_doubt``: an earlier attempt was not answered, and the server may still execute it. ``is_by_next_owner``: by the
-    node of a Cluster to which the slot is moving; nobody can listen there yet. ``queued_for``: seconds that the call
-    waited for a free connection.
-    """
-
-    __slots__ = ("in_doubt", "is_by_next_owner", "queued_for", "sent_at", "values")
-
-    def __init__(self, values: list[Any], sent_at: float) -> None:
-        self.values, self.sent_at = values, sent_at
-        self.in_doubt, self.is_by_next_owner, self.queued_for = False, False, 0.0
-
-
-NOTHING = Reply([], sent_at=0.0)
-
+from .replies import NOTHING, Reply, put_in, to_repeat
+from .scripts import Command
 
 _packed = attrgetter("packed")
 Idle = tuple[Any, float]  # a connection, and since when nobody uses it
-
-
-def _to_repeat(commands: Sequence[Command], replies: Sequence[Any]) -> tuple[list[int], list[bytes]]:
-    """After a server forgot its scripts: the numbers of the commands to repeat, and the commands to send for this."""
-    forgotten = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-    scripts = {script.sha: script for index in forgotten if (script := commands[index].script)}
-    loads = [pack("SCRIPT", "LOAD", script.text) for script in scripts.values()]
-    return forgotten, loads + [commands[index].packed for index in forgotten]
-
-
-def _put_in(replies: list[Any], forgotten: Sequence[int], fresh: Sequence[Any]) -> None:
-    """Put in the replies to the repeated commands. The replies to the loaded scripts come before them."""
-    for index, reply in zip(forgotten, fresh[-len(forgotten) :], strict=True):
-        replies[index] = reply
 
 
 class _ServerClient:
@@ -195,6 +163,30 @@ class Client(_ServerClient):
             sleep(attempts.pause)
             sent_at = clock()
 
+    def post(self, command: Command) -> bool:
+        """Send a command whose reply nobody needs, on an idle connection. False: none was used lately, or it failed."""
+        fork.notice()
+        permits, idle = self._permits, self._idle
+        try:
+            permit = permits.get_nowait()
+        except Empty:
+            return False
+        connection = None
+        try:
+            connection, since = idle.pop()
+            was_in_use = clock() - since < self._timing.idle_trusted
+            if was_in_use and not connection.post(command.packed):
+                return False
+            idle.append((connection, since))
+            connection = None
+            return was_in_use
+        except IndexError:
+            return False
+        finally:
+            if connection is not None:
+                connection.disconnect()
+            permits.put(permit)
+
     def _check_not_forked(self, idle: deque[Idle]) -> None:
         if idle is not self._idle:  # a fork has copied this greenlet; the parent's greenlet continues
             raise ConnectionError("the process was forked")
@@ -213,9 +205,9 @@ class Client(_ServerClient):
 
     @staticmethod
     def _repeat_forgotten(connection: Any, commands: Sequence[Command], replies: list[Any], step: float | None) -> None:
-        forgotten, again = _to_repeat(commands, replies)
+        forgotten, again = to_repeat(commands, replies)
         try:
-            _put_in(replies, forgotten, connection.exchange(b"".join(again), len(again), step))
+            put_in(replies, forgotten, connection.exchange(b"".join(again), len(again), step))
         except NotSent as error:  # but other commands of the batch were
             raise ConnectionError(str(error)) from error
 
@@ -359,6 +351,13 @@ class AsyncClient(_ServerClient):
             await asyncio.sleep(attempts.pause)
             sent_at = clock()
 
+    def post(self, command: Command) -> bool:
+        idle = self._idle
+        if not idle or clock() - idle[-1][1] >= self._timing.idle_trusted:
+            return False
+        posted: bool = idle[-1][0].post(command.packed)
+        return posted
+
     async def _wait_for_permit(self, attempts: ServerAttempts, *, despite_outage: bool) -> None:
         queued_at = clock()
         while not self._permits.take():  # one may have come back after wake()
@@ -370,9 +369,9 @@ class AsyncClient(_ServerClient):
 
     @staticmethod
     async def _repeat_forgotten(connection: Any, commands: Sequence[Command], replies: list[Any], step: float) -> None:
-        forgotten, again = _to_repeat(commands, replies)
+        forgotten, again = to_repeat(commands, replies)
         try:
-            _put_in(replies, forgotten, await connection.exchange(b"".join(again), len(again), step))
+            put_in(replies, forgotten, await connection.exchange(b"".join(again), len(again), step))
         except NotSent as error:
             raise ConnectionError(str(error)) from error
 

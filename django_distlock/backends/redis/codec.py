@@ -14,7 +14,7 @@ from ...types import TOKEN_LENGTH, Holder, LockInfo, digest, new_token
 
 # The entry of a waiter: token, slots, inbox, thread. An inbox has one bar, and the name of the process at its end.
 ENTRY = re.compile(
-    rb"1 (?P<token>[0-9a-f]{%d}) \d{4} (?:polls|[SP][^|]*\|in:(?:\{\d+\}:)?(?P<process>[^|]*))\|.*" % TOKEN_LENGTH,
+    rb"1 (?P<token>[0-9a-f]{%d}) \d{4} (?:polls|[SPTQ][^|]*\|in:(?:\{\d+\}:)?(?P<process>[^|]*))\|.*" % TOKEN_LENGTH,
     re.DOTALL,
 )
 LONGEST_HOST = 64  # characters

@@ -30,7 +30,7 @@ from ..base import BaseLockBackend
 from .connection import hang_up, ours, twin
 from .credentials import Credentials, Secret
 from .errors import EndedTls, is_about_leaving
-from .exchange import RunningFor
+from .timers import RunningFor
 
 PASSWORDS = ("password", "ssl_password")
 
@@ -208,6 +208,16 @@ def server_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
         return path, database
     host = str(arguments.get("host", "localhost")).lower()
     return "127.0.0.1" if host == "localhost" else host, int(arguments.get("port", 6379)), database
+
+
+def check_numbers(backend: BaseLockBackend) -> None:
+    """Raises InvalidLockBackend for an option that is no number, or none above 0."""
+    for option in ("socket_timeout", "socket_connect_timeout", "max_connections", "failover_timeout"):
+        value, whole = backend.option[option], option == "max_connections"
+        fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not fits or not 0 < value < inf:
+            needed = "a whole number above 0" if whole else "a number of seconds above 0"
+            raise InvalidLockBackend(f"{backend.setting('OPTIONS')}[{option!r}] is {quoted(value)}; it is {needed}.")
 
 
 def read_credentials(backend: BaseLockBackend) -> dict[str, Any]:

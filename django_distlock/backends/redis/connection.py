@@ -20,7 +20,8 @@ from ...utils import fork
 from ...utils.clock import clock, sleep
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
-from .exchange import AsyncDirectExchange, DirectExchange, RedisPyExchange, RunningFor
+from .exchange import AsyncDirectExchange, DirectExchange, RedisPyExchange
+from .timers import RunningFor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between attempts while a server accepts no connections
 MOST_KNOWN = 1000  # addresses that failed

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import Context
 from math import inf
-from types import TracebackType
 from typing import Any
 
 import redis
@@ -26,94 +25,13 @@ except ImportError:
 
 from ...utils.clock import clock
 from .errors import NotSent, is_transient
+from .timers import TOO_LATE, RunningFor, RunningTimer
 
 RECEIVED_AT_ONCE = 65_536  # bytes
 NO_TIME = 0.01  # seconds by which a reply may be late; a timeout of 0 would not wait at all
 ROUNDS_UNTIL_TOLD = 5  # of the loop, until TLS passes on what has come
-TOO_LATE = "Timeout reading from socket"
 CLOSED = "Connection closed by server."
 UNASKED = "The server said something that it was not asked for."
-
-
-class RunningTimer:
-    """Calls ``on_over`` after so many seconds in which the event loop runs, unless it is stopped before.
-
-    If thousands of tasks begin at once, the loop reads the replies to the first ones late. With a timer of real time,
-    they would have timed out by then. To start it again costs little: a stop leaves the scheduled call for the next
-    start.
-    """
-
-    __slots__ = ("_counted_from", "_due", "_handle", "_is_on", "_left", "_on_over", "_part", "loop")
-
-    PARTS = 4  # the fewest rounds of the loop
-
-    def __init__(self, on_over: Callable[[], None]) -> None:
-        self._on_over, self.loop = on_over, asyncio.get_running_loop()
-        self._handle: asyncio.Handle | None = None
-        self._is_on, self._due = False, 0.0
-
-    def start(self, seconds: float) -> None:
-        now = self.loop.time()
-        self._is_on, self._left, self._part, self._counted_from = True, seconds, seconds / self.PARTS, now
-        if self._handle is None or self._due > now + self._part:
-            self._schedule(now + self._part)
-
-    def stop(self) -> None:
-        self._is_on = False
-
-    def end(self) -> None:
-        """It is not started again."""
-        if self._handle:
-            self._handle.cancel()
-        self._is_on, self._handle, self._on_over = False, None, _nothing
-
-    def _schedule(self, due: float) -> None:
-        if self._handle:
-            self._handle.cancel()
-        self._due = due  # uvloop's handles do not have it
-        self._handle = self.loop.call_at(due, self._tick)
-
-    def _tick(self) -> None:
-        self._handle = None
-        if not self._is_on:
-            return
-        self._left -= max(0.0, self._due - self._counted_from)  # after its due time, the loop did not run
-        self._counted_from = now = self.loop.time()
-        if self._left > 1e-9:
-            self._schedule(now + min(self._part, self._left))
-        else:
-            self._is_on = False
-            self._on_over()
-
-
-def _nothing() -> None: ...
-
-
-class RunningFor:
-    """``async with RunningFor(seconds)`` raises redis-py's TimeoutError if the block takes longer.
-
-    By a ``RunningTimer``.
-    """
-
-    __slots__ = ("_message", "_seconds", "_timeout", "_timer")
-
-    def __init__(self, seconds: float, message: str = TOO_LATE) -> None:
-        self._seconds, self._message = seconds, message
-
-    async def __aenter__(self) -> None:
-        self._timeout = asyncio.timeout(None)
-        await self._timeout.__aenter__()
-        self._timer = RunningTimer(lambda: self._timeout.reschedule(0.0))
-        self._timer.start(self._seconds)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._timer.end()
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except builtins.TimeoutError as late:
-            raise redis.TimeoutError(self._message) from late
 
 
 def _new_reader(connection: Any) -> Any:
@@ -127,6 +45,10 @@ class RedisPyExchange:
     """For threads, by the methods of redis-py, on connections of any class."""
 
     new_login: Any = None  # to be sent to the server, see credentials.py
+
+    def post(self: Any, packed: bytes) -> bool:
+        """Send one command whose reply nobody waits for; the next exchange leaves it out. False: it was not sent."""
+        return False
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         """Returns ``number`` replies; errors that are answers are among them.
@@ -170,6 +92,18 @@ class DirectExchange(RedisPyExchange):
     """The same, quickly."""
 
     _replies: Any = None  # reads everything, from the first exchange or message on
+    _unwanted = 0  # replies that are still to come, and nobody waits for
+
+    def post(self: Any, packed: bytes) -> bool:
+        if self._replies is None:
+            return False
+        try:
+            _send(self.sock, packed)
+        except OSError:
+            self.disconnect()  # it may have gone in part
+            return False
+        self._unwanted += 1
+        return True
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float | None) -> list[Any]:
         reader = self._replies
@@ -193,6 +127,9 @@ class DirectExchange(RedisPyExchange):
                     raise redis.ConnectionError(CLOSED)
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:
+                    if self._unwanted:
+                        self._unwanted -= 1
+                        continue
                     replies.append(_answer(reply) if isinstance(reply, Exception) else reply)
                     if len(replies) == number:
                         if reader.has_data():
@@ -301,6 +238,7 @@ class AsyncDirectExchange(asyncio.BufferedProtocol):
     _received: memoryview
     _timer: RunningTimer
     _answer: Answer | None = None  # of the exchange that is under way
+    _unwanted = 0  # replies that are still to come, and nobody waits for
     _failure = ""  # the connection is of no use after it
 
     def exchange(self: Any, packed: bytes, number: int, timeout: float) -> Awaitable[list[Any]]:
@@ -316,6 +254,17 @@ class AsyncDirectExchange(asyncio.BufferedProtocol):
         self._answer = answer = Answer(self._timer.loop, number)
         self._timer.start(timeout)
         return answer
+
+    def post(self: Any, packed: bytes) -> bool:
+        """The same."""
+        if self._replies is None or self._failure:
+            return False
+        try:
+            self._transport.write(packed)
+        except RuntimeError:  # of uvloop, whose transport was closed
+            return False
+        self._unwanted += 1
+        return True
 
     def _begin(self: Any) -> bool:
         """Prepare to parse replies here. Returns whether that is possible."""
@@ -345,12 +294,17 @@ class AsyncDirectExchange(asyncio.BufferedProtocol):
 
     def buffer_updated(self, size: int) -> None:
         answer, replies = self._answer, self._replies
-        if answer is None or answer.is_over:
-            self._fail(redis.InvalidResponse(UNASKED))
-            return
-        found, number = answer.found, answer.number
         try:
             replies.feed(self._received, 0, size)
+            while self._unwanted:
+                if replies.gets() is False:
+                    return
+                self._unwanted -= 1
+            if answer is None or answer.is_over:
+                if replies.has_data():
+                    raise redis.InvalidResponse(UNASKED)
+                return
+            found, number = answer.found, answer.number
             while len(found) < number:
                 if (reply := replies.gets()) is False:
                     return

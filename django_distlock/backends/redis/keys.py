@@ -12,7 +12,7 @@ from typing import Any
 from ...exceptions import InvalidLockBackend
 from ...utils.drive import Call, Steps
 from ..base import BaseLockBackend
-from .client import Reply
+from .replies import Reply
 from .scripts import Command, pack
 
 

@@ -19,10 +19,10 @@ from ...utils.drive import Call, Steps
 from ...utils.events import about_event
 from ..common.attempts import InDoubt
 from ..common.timing import Timing
-from .client import Reply
 from .codec import is_in_another_slot, read_holder, read_lease, read_queue, read_remaining, with_ends
 from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
+from .replies import Reply
 from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
 
 ACQUIRE, RELEASE, EXCHANGE = Script("acquire", keys=5), Script("release", keys=5), Script("exchange", keys=5)
@@ -166,6 +166,8 @@ class Operations:
                 key, head, script = self._keys.others(request.key), RENEW_SLOT_HEAD, RENEW_SLOT
             packed = f"${len(key)}\r\n{key}\r\n" if key.isascii() else pack_parts(key)
             text = f"{head}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
+            if request.is_unconfirmed:
+                text = f"{script.head(3)}{text.removeprefix(head)}{pack_parts(request.holder.to_text())}"
             commands.append(Command(text.encode(), script, key))
         return commands
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError, TimeoutError
 
-from ...types import LockRequest
+from ...types import TOKEN_LENGTH, LockRequest
 from ...utils.clock import clock
 from ...utils.events import about_event
 from ...utils.wakeup import WakeEvent
@@ -19,13 +20,15 @@ from ..common.timing import Timing
 from ..common.wakeup_listener import Waiters, WakeupListener
 from .config import Location
 from .errors import is_transient
-from .exchange import TOO_LATE
 from .scripts import pack
+from .timers import TOO_LATE
 
 logger = logging.getLogger("django_distlock")
 
 # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
 KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
+MESSAGE = re.compile(rb"([0-9a-f]{%d}) (\d{1,4}) (\d{1,19}) (.*)" % TOKEN_LENGTH, re.DOTALL)  # see lock.lua
+BY_MESSAGE = {"S": "T", "P": "Q"}  # the inboxes of those who may take their lease by the message
 
 
 class NoListener(RedisError):
@@ -33,10 +36,11 @@ class NoListener(RedisError):
 
 
 class RedisListener(WakeupListener):
-    """Receives ``"token key"`` when the lock at the key was handed to the token, and sets the request's event.
+    """Receives the messages of ``lock.lua``, and sets the events of those whom they name.
 
-    A hint for a token that nobody here has any more goes to ``hand_back(token, key)``. A look publishes ``?`` to its
-    own inbox, so that silence can be told from a dead connection.
+    What was handed to a token that nobody here has any more goes to ``hand_back(token, key)``. What a waiter may have
+    taken by the message does not: that waiter may be in another process, which has the same inbox. A look publishes
+    ``?`` to its own inbox, so that silence can be told from a dead connection.
     """
 
     connection_error = RedisError
@@ -125,7 +129,10 @@ class RedisListener(WakeupListener):
             self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _inbox_of(self, request: LockRequest) -> str:
-        return self._inbox
+        if not request.takes_by_message or self._location.failover_timeout:  # a former master tells of its own leases
+            return self._inbox
+        kind = self._inbox[:1]
+        return BY_MESSAGE.get(kind, kind) + self._inbox[1:]
 
     # Whether a hand-over can be trusted to have been heard
 
@@ -214,8 +221,11 @@ class RedisListener(WakeupListener):
         text: bytes = message[2]
         if text == b"?":
             return
-        token, _, key = text.decode().partition(" ")
-        if not self._waiters.wake(token):
+        if not (found := MESSAGE.fullmatch(text)):
+            return  # of somebody else, who may publish here
+        token, slot, fence, key = found[1].decode(), int(found[2]), int(found[3]), found[4].decode()
+        handed = (slot, fence) if fence else None
+        if not self._waiters.wake(token, handed) and slot and not handed:
             self._hand_back(token, key)
 
     def _note_failure(self, error: Exception) -> None:

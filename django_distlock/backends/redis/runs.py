@@ -9,9 +9,9 @@ from itertools import islice
 from ...exceptions import UnreadableRun
 from ...runs import LastRun
 from ...utils.events import about_event
-from .client import Reply
 from .keys import SCAN_STEP
 from .operations import Operations
+from .replies import Reply
 
 logger = logging.getLogger("django_distlock")
 

@@ -14,7 +14,7 @@ from ..common.timing import Timing
 from ..redis.breaker import ServerBreaker
 from ..redis.config import Location
 from ..redis.credentials import take_new_login
-from ..redis.exchange import RunningFor
+from ..redis.timers import RunningFor
 from .messages import (
     MAX_PENDING,
     NOT_ASKED,

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, TypeVar
 from django.core.checks import CheckMessage
 
 from ...exceptions import LockBackendError
+from ...grants import SessionGrant
 from ...runs import LastRun
-from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, SessionGrant, Slot, lock_key
+from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import clock, wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
 from ...utils.events import about_event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from ...types import StoreSession
+from ...grants import StoreSession
 from ...utils.clock import clock, safe_deadline
 
 RESOLUTION = 16  # answers that are kept for each spacing

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from kazoo.exceptions import NoNodeError  # type: ignore[import-untyped]
 
-from ...types import Crowded, Grant, LockInfo, LockRequest, SessionGrant
+from ...grants import SessionGrant
+from ...types import Crowded, Grant, LockInfo, LockRequest
 from ...utils.clock import clock
 from ...utils.drive import Steps
 from . import requests as ask

@@ -15,10 +15,11 @@ from redis.exceptions import ConnectionError, NoScriptError, ResponseError, Time
 from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.breaker import ServerBreaker
-from django_distlock.backends.redis.client import AsyncClient, Client, Reply
+from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.connection import TcpConnection
 from django_distlock.backends.redis.errors import NotSent
+from django_distlock.backends.redis.replies import Reply
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.utils.clock import clock
 from tests.support.inside import make_silent, permits_of

@@ -16,8 +16,9 @@ import redis
 
 from django_distlock.backends.redis.connection import ours
 from django_distlock.backends.redis.errors import NotSent
-from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange, RunningTimer
+from django_distlock.backends.redis.exchange import AsyncDirectExchange, DirectExchange
 from django_distlock.backends.redis.scripts import pack
+from django_distlock.backends.redis.timers import RunningTimer
 from tests.support.tools import PATIENCE
 
 SOCKET_TIMEOUT = 0.5
@@ -329,3 +330,80 @@ def test_an_exchange_that_failed_leaves_nothing_to_the_garbage_collector():
     finally:
         gc.enable()
         server.close()
+
+
+class TestPosted:
+    """A command whose reply nobody waits for."""
+
+    def test_threads_leave_its_reply_out(self):
+        server = Server(b":1\r\n", b":2\r\n:", b"3\r\n")
+        try:
+            connection = Connection(server.sock)
+            assert not connection.post(b"before anything is known of the protocol")
+            assert connection.exchange(b"x", 1, PATIENCE) == [1]
+            assert connection.post(b"y")
+            assert connection.exchange(b"z", 1, PATIENCE) == [3]
+        finally:
+            server.close()
+
+    def test_tasks_leave_its_reply_out(self):
+        server = Server(b":1\r\n", b":2\r\n:", b"3\r\n")
+
+        async def main():
+            reader, writer = await asyncio.open_connection(sock=server.sock)
+            connection = AsyncConnection(reader, writer)
+            assert not connection.post(b"before anything is known of the protocol")
+            assert await connection.exchange(b"x", 1, PATIENCE) == [1]
+            assert connection.post(b"y")
+            assert await connection.exchange(b"z", 1, PATIENCE) == [3]
+            assert not await connection.is_stale()
+            writer.transport.abort()
+
+        try:
+            asyncio.run(main())
+        finally:
+            server.close()
+
+    @pytest.mark.parametrize("then", THENS.values(), ids=THENS)
+    def test_a_loop_hears_of_its_reply_and_of_what_comes_after_it(self, then):
+        server = Server(b":1\r\n")
+
+        async def main():
+            reader, writer = await asyncio.open_connection(sock=server.sock)
+            connection = AsyncConnection(reader, writer)
+            assert await connection.exchange(b"x", 1, PATIENCE) == [1]
+            assert connection.post(b"y")
+            server.say(b":2\r\n")
+            assert not await connection.is_stale()
+            then(server)
+            assert await connection.is_stale()
+            with pytest.raises(NotSent):
+                await connection.exchange(b"x", 1, PATIENCE)
+            assert not connection.post(b"y")
+            writer.transport.abort()
+
+        try:
+            asyncio.run(main())
+        finally:
+            server.close()
+
+    def test_a_reply_that_is_too_many(self):
+        server = Server(b":1\r\n", b":2\r\n:3\r\n:4\r\n")
+        try:
+            connection = Connection(server.sock)
+            assert connection.exchange(b"x", 1, PATIENCE) == [1]
+            assert connection.post(b"y")
+            with pytest.raises(redis.InvalidResponse, match="not asked for"):
+                connection.exchange(b"z", 1, PATIENCE)
+        finally:
+            server.close()
+
+    def test_over_a_connection_that_is_gone(self):
+        server = Server(b":1\r\n")
+        connection = Connection(server.sock)
+        closed = []
+        connection.disconnect = lambda: closed.append(True)
+        assert connection.exchange(b"x", 1, PATIENCE) == [1]
+        server.close()
+        assert not connection.post(b"y")
+        assert closed

@@ -591,7 +591,7 @@ class TestHandingBack:
         with adopt(text) as lease:
 
             def is_handed_back():  # told again where the connection that listens is made anew just then
-                return handed_back or (tell_listeners(store, f"{token} lock:name") and handed_back)
+                return handed_back or (tell_listeners(store, f"{token} 1 0 lock:name") and handed_back)
 
             eventually(is_handed_back)
             eventually(lambda: not renewer_of(backend).is_cleaning)
@@ -618,7 +618,7 @@ class TestHandingBack:
             renewer.release_in_background(mine)
             eventually(lambda: "is tried again" in caplog.text)
             away.setattr(backend, "on_orphan", note)
-            eventually(lambda: tell_listeners(store, f"{mine.token} lock:name") and handed_back)
+            eventually(lambda: tell_listeners(store, f"{mine.token} 1 0 lock:name") and handed_back)
         assert set(handed_back) == {mine.token}
         assert is_clean(store)
 

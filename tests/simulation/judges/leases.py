@@ -125,6 +125,11 @@ class LeaseJudge:
             if after and after.expires_at < before.expires_at - GRAIN:
                 self._fail(f"S3: {executed.script} of {token[:6]} shortened its lease")
         elif executed.script == "renew" and (executed.reply == 1 or after != before):
+            if executed.takes_by_message and before.state == "c" and after:
+                if after.expires_at < before.expires_at - GRAIN:
+                    self._fail(f"S3: {token[:6]} shortened what it was handed")
+                if after == before._replace(state="h", expires_at=after.expires_at):
+                    return
             self._fail(f"S2: {token[:6]} renewed a lease that it did not hold")
 
     def _judge_renewal(self, executed: Executed) -> None:
@@ -136,7 +141,7 @@ class LeaseJudge:
     def _note_release(self, executed: Executed, before: StoredLease | None, after: StoredLease | None) -> None:
         token = executed.token
         if executed.is_offer:
-            if before and before.state != "c" and after != before:
+            if before and (before.state != "c" or executed.may_be_taken) and after != before:
                 self._fail(f"S2: a hand-back of {token[:6]} changed the lease that was taken")
             return
         if not executed.is_answered:

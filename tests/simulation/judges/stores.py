@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis.keys import Keys
+from django_distlock.backends.redis.keys import OTHERS, Keys
 from django_distlock.backends.redis.operations import (
     ACQUIRE,
     CROWDED,
@@ -16,8 +16,10 @@ from django_distlock.backends.redis.operations import (
     POLLS,
     RELEASE,
     RENEW,
+    RENEW_SLOT,
     acquire_all_script,
 )
+from django_distlock.backends.redis.pubsub import BY_MESSAGE
 
 from ..servers.resp import ServerError
 from .leases import DRIFT, LeaseJudge
@@ -32,9 +34,16 @@ if TYPE_CHECKING:
     from ..simulation import Simulation
 
 SHORTER_BY_DRIFT = 0.002  # seconds, of a pause that a fast clock counts
+OF_LISTENER = {told: kind for kind, told in BY_MESSAGE.items()}  # the kinds of inboxes, as they are subscribed to
 SCRIPTS = {
     script.sha: name
-    for name, script in (("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW), ("exchange", EXCHANGE))
+    for name, scripts in (
+        ("acquire", [ACQUIRE]),
+        ("release", [RELEASE]),
+        ("renew", [RENEW, RENEW_SLOT]),
+        ("exchange", [EXCHANGE]),
+    )
+    for script in scripts
 }
 KEYS, WORDS = 5, 3  # of each lock that is asked for together with others
 SCRIPTS_FOR_ALL = {acquire_all_script(locks).sha for locks in (2, 3)}
@@ -152,11 +161,17 @@ class Executed(NamedTuple):
     def is_polling(self) -> bool:
         return self.script == "acquire" and self.inbox == POLLS
 
-    # Of acquire
-
     @property
     def ttl(self) -> float:
-        return int(self.words[2]) / 1000
+        return int(self.words[1 if self.script == "renew" else 2]) / 1000
+
+    # Of renew
+
+    @property
+    def takes_by_message(self) -> bool:
+        return self.script == "renew" and len(self.words) > 2
+
+    # Of acquire
 
     @property
     def mode(self) -> str:
@@ -205,6 +220,11 @@ class Executed(NamedTuple):
         return self._word(5, "0") == "1"
 
     @property
+    def may_be_taken(self) -> bool:
+        """By a message that has told of it already, so that it is not to be handed back."""
+        return self._word(4, "")[:1] in OF_LISTENER
+
+    @property
     def is_forced(self) -> bool:
         return self._word(6, "0") == "1"
 
@@ -248,7 +268,8 @@ class StoreJudge:
 
     def listeners(self, inbox: str) -> int:
         """How many connections hear what is said there, as far as the server knows."""
-        return sum((inbox[:1], inbox[1:]) in session.channels for session in self.server.sessions)
+        kind = OF_LISTENER.get(inbox[:1], inbox[:1])
+        return sum((kind, inbox[1:]) in session.channels for session in self.server.sessions)
 
     # For the world
 
@@ -324,7 +345,7 @@ class StoreJudge:
     def _names(self, command: Sequence[str]) -> Sequence[str]:
         """Of the locks that the command is about; none where it is none of the scripts."""
         if _script(command):
-            return [self.keys.name_in(command[3])]
+            return [self.keys.name_in(command[3].replace(OTHERS, "", 1))]
         if _sha(command) in SCRIPTS_FOR_ALL:
             return [self.keys.name_in(key) for key in command[3 : 3 + int(command[2]) : KEYS]]
         return ()
@@ -371,8 +392,8 @@ def leases_in(store: Store, keys: Keys, name: str) -> Sequence[StoredLease]:
 
 
 def holders_in(store: Store, keys: Keys, name: str) -> set[str]:
-    """The tokens of those that hold the lock."""
-    return {lease.token for lease in leases_in(store, keys, name) if lease.state == "h"}
+    """The tokens of those that hold the lock, or may by what a message told them."""
+    return {lease.token for lease in leases_in(store, keys, name) if lease.state in "hc"}
 
 
 def _script(command: Sequence[str]) -> str:

@@ -14,8 +14,9 @@ from ....utils.threads import start_thread
 from ...common.timing import Timing
 from ..attempts import ServerAttempts
 from ..breaker import ServerBreaker
-from ..client import NOTHING, AsyncClient, Client, Reply
+from ..client import AsyncClient, Client
 from ..config import Location
+from ..replies import NOTHING, Reply
 from ..scripts import Command
 from .routing import Address, NodeBatch, NodeResult, RoutedRequest, SlotMap, refresh, slot_of_key
 

@@ -28,9 +28,9 @@ from ....utils.text import printable
 from ...common.attempts import Attempts, InDoubt
 from ...common.backoff import Backoff
 from ...common.timing import Timing
-from ..client import Reply
 from ..errors import BreakerOpen, NoCredentials, is_answer, is_transient
 from ..keys import slot_of
+from ..replies import Reply
 from ..scripts import Command, pack
 
 NAMELESS = "?"  # a node with a preferred hostname that is not known yet

@@ -3,7 +3,9 @@
 --       and the token (zset: by their end)  4 last fencing number  5 leases in the other slots (zset: by their end)
 -- A lease is "1 token state number holder", in another slot than the first "1 token state number slot holder"; an entry is
 -- "1 token slots inbox|thread". 1 is the format, slot and slots are 4 digits, and thread is empty yet. An inbox is "polls",
--- or "S" or "P" (sharded or plain pub/sub) and a channel, which has one bar in it. A number is 16 digits.
+-- or a letter and a channel, which has one bar in it: "S" for sharded pub/sub, "P" for plain, "T" and "Q" for the same of a
+-- waiter that may take its lease by the message. A number is 16 digits. A message is "token slot number key", of what the
+-- token was handed. The number is 0 for a waiter that takes it by a look, and both are 0 where nothing was handed over.
 local NEWER = {err = 'NEWER written by a newer version'} -- what has a larger format stays as it is
 -- ms after which each waiter looks by itself, but in a process that waits for very many names. For those it would be 8000,
 -- and each hand-over of a lock with so short a TTL would cost one more message and one more look.
@@ -134,7 +136,7 @@ end
 
 local function publish(inbox, text)
   local channel = string.sub(inbox, 2)
-  if string.sub(inbox, 1, 1) == 'S' then return redis.call('SPUBLISH', channel, text) end
+  if string.find(inbox, '^[ST]') then return redis.call('SPUBLISH', channel, text) end
   return redis.call('PUBLISH', channel, text)
 end
 
@@ -151,8 +153,14 @@ local function inbox_of(entry)
   return string.match(entry, '^[^|]*|[^|]*', 35) or ''
 end
 
-local function tell(entry)
-  return publish(inbox_of(entry), string.sub(entry, 3, 28) .. ' ' .. KEYS[1])
+local function takes_by_message(inbox)
+  return string.find(inbox, '^[TQ]')
+end
+
+local function tell(entry, slot, fence) -- what it was handed; of nothing, that it is to look
+  local inbox = inbox_of(entry)
+  local about = slot and slot .. (takes_by_message(inbox) and ' ' .. fence or ' 0') or '0 0'
+  return publish(inbox, string.sub(entry, 3, 28) .. ' ' .. about .. ' ' .. KEYS[1])
 end
 
 local function polls(entry)
@@ -185,9 +193,12 @@ local function hand_over(mine, stays, wanted, first, second)
     elseif leases() < slots_of(first) then
       if polls(first) and waited_for(first) then return first, handed end
       redis.call('ZREM', KEYS[2], first)
-      if not polls(first) and tell(first) > 0 then
-        put(free_slot(), string.sub(first, 1, 29), 'c', number(), '', grant)
-        handed = handed + 1
+      if not polls(first) then
+        local slot, fence = free_slot(), number()
+        if tell(first, slot, fence) > 0 then
+          put(slot, string.sub(first, 1, 29), 'c', fence, '', grant)
+          handed = handed + 1
+        end
       end
     elseif leases() >= wanted or is_there(first) then
       return first, handed

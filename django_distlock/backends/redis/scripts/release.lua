@@ -4,7 +4,8 @@
 --       3 cooldown in ms: how long the slot stays taken (0 = given up at once)
 --       4 ms for which the token is retired, because a command that carries it may still arrive (0 = none can)
 --       5 inbox ('' = the token never queued)
---       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since; else 0
+--       6 1 = hand back: what is still being handed over, but never a lease that somebody has taken since, and so none
+--       of an inbox whose waiters take it by the message; else 0
 --       7 1 = an operator frees the slot even in its cooldown; else 0
 --       8 slots that the waiter wants, in 4 digits, as in its entry
 -- reply 2 handed on | 1 released; the first waiter takes the slot by itself, if that one polls
@@ -52,7 +53,7 @@ if not slot then
   return refusal or 0
 end
 local state, fence = string.sub(value, 30, 30), string.sub(value, 32, 47)
-if ARGV[6] == '1' and state ~= 'c' then return 0 end
+if ARGV[6] == '1' and (state ~= 'c' or takes_by_message(inbox)) then return 0 end
 if state == 'r' and ARGV[7] ~= '1' then return 1 end
 if cooldown > 0 and state == 'h' then
   if slot == 1 then

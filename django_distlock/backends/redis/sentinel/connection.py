@@ -14,8 +14,9 @@ from ....utils.clock import clock
 from ..config import Location
 from ..connection import AsyncTcpConnection, AsyncTlsConnection, TcpConnection, TlsConnection, hang_up
 from ..errors import NoMaster, NotSent
-from ..exchange import RunningFor, read_by
+from ..exchange import read_by
 from ..scripts import pack
+from ..timers import RunningFor
 from .discovery import Master, Sentinels
 
 _ROLE = pack("ROLE")

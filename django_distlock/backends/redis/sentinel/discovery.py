@@ -27,8 +27,9 @@ from ...common.timing import Timing
 from ..config import Location
 from ..connection import hang_up
 from ..errors import NoMaster, NoSentinel, SentinelRefusal, UnknownService, is_transient, without_traceback
-from ..exchange import RunningFor, read_by
+from ..exchange import read_by
 from ..scripts import pack
+from ..timers import RunningFor
 
 logger = logging.getLogger("django_distlock")
 

@@ -18,10 +18,10 @@ from django_distlock import LockBackendError, LockError, LockLost, State, lock, 
 from django_distlock.backends.common import attempts as policy
 from django_distlock.backends.common.attempts import Attempts, InDoubt
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.redis.client import Reply
 from django_distlock.backends.redis.cluster import routing
 from django_distlock.backends.redis.cluster.routing import ASKING, Address, RoutedRequest, SlotMap
 from django_distlock.backends.redis.keys import slot_of
+from django_distlock.backends.redis.replies import Reply
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.types import Grant
 from example_project.valkey import binary
