@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,51 +23,40 @@ def run(*command):
     return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def mypy(tmp_path):
-    def check(path):
-        """The lines with errors."""
-        pytest.importorskip("mypy")
-        options = [
-            "--config-file",
-            "",
-            "--strict",
-            "--follow-imports=silent",
-            "--ignore-missing-imports",
-            "--show-error-codes",
-        ]
-        done = run("mypy", *options, "--cache-dir", str(tmp_path), str(path))
-        assert done.returncode in (0, 1), done.stdout + done.stderr
-        return {int(line) for line in re.findall(rf"{path.name}:(\d+): error", done.stdout)}
-
-    return check
+def lines_by_mypy(folder, paths):
+    pytest.importorskip("mypy")
+    options = ["--config-file", "", "--strict", "--follow-imports=silent", "--ignore-missing-imports"]
+    done = run("mypy", *options, "--show-error-codes", "--cache-dir", str(folder), *map(str, paths))
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [(name, int(line)) for name, line in re.findall(r"(\w+\.py):(\d+): error", done.stdout)]
 
 
-@pytest.fixture
-def pyright():
-    def check(path):
-        pytest.importorskip("pyright")
-        if shutil.which("node") is None:
-            missing("node", "pyright runs on Node.js")
-        done = run("pyright", "--outputjson", "--pythonpath", sys.executable, str(path))
-        if done.returncode not in (0, 1):
-            missing("pyright", f"it did not run: {done.stdout}{done.stderr}")
-        report = json.loads(done.stdout)
-        assert report["summary"]["filesAnalyzed"] == 1, done.stdout
-        return {
-            each["range"]["start"]["line"] + 1 for each in report["generalDiagnostics"] if each["severity"] == "error"
-        }
-
-    return check
+def lines_by_pyright(folder, paths):
+    pytest.importorskip("pyright")
+    if shutil.which("node") is None:
+        missing("node", "pyright runs on Node.js")
+    done = run("pyright", "--outputjson", "--pythonpath", sys.executable, *map(str, paths))
+    if done.returncode not in (0, 1):
+        missing("pyright", f"it did not run: {done.stdout}{done.stderr}")
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(paths), done.stdout
+    errors = [each for each in report["generalDiagnostics"] if each["severity"] == "error"]
+    return [(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in errors]
 
 
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_types_survive(request, checker):
-    assert request.getfixturevalue(checker)(FILES / "accepted.py") == set()
+@pytest.fixture(params=[lines_by_mypy, lines_by_pyright], ids=["mypy", "pyright"], scope="module")
+def errors(request, tmp_path_factory):
+    """The lines with errors, by the name of the file. The checker reads the package once for all files."""
+    found = {path.name: set() for path in FILES.glob("*.py")}
+    for name, line in request.param(tmp_path_factory.mktemp("types"), sorted(FILES.glob("*.py"))):
+        found[name].add(line)
+    return found
 
 
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_wrong_calls_are_refused(request, checker):
-    path = FILES / "refused.py"
-    wanted = {number for number, line in enumerate(path.read_text().splitlines(), 1) if line.endswith("# error")}
-    assert request.getfixturevalue(checker)(path) == wanted
+def test_types_survive(errors):
+    assert errors["accepted.py"] == set()
+
+
+def test_wrong_calls_are_refused(errors):
+    lines = (FILES / "refused.py").read_text().splitlines()
+    assert errors["refused.py"] == {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
