@@ -93,21 +93,19 @@ class TestAChild:
     @pytest.mark.parametrize("kind", FORK)
     def test_that_exits_normally_frees_nothing_of_its_parent(self, program, kind):
         parent = program(
-            "with lock('name', ttl=60) as lease:\n"
+            f"{FORK[kind]}with lock('name', ttl=60) as lease:\n"
             "    if not fork():\n"
             "        import atexit; atexit._run_exitfuncs(); os._exit(0)\n"
             "    os.wait(); say(lock('name').locked(), lease.state)",
-            first=FORK[kind],
         )
         assert heard(parent) == "True held"
 
     @pytest.mark.parametrize("kind", FORK)
     def test_does_not_renew(self, program, kind):
         parent = program(
-            "mutex = lock('name', ttl=1); mutex.acquire()\n"
+            f"{FORK[kind]}mutex = lock('name', ttl=1); mutex.acquire()\n"
             "if not fork(): time.sleep(60)\n"
             "say('held'); os.kill(os.getpid(), 9)",
-            first=FORK[kind],
         )
         assert heard(parent) == "held"
         eventually(lambda: not lock("name").locked(), 3)
@@ -215,11 +213,10 @@ class TestContendingChildren:
     @pytest.mark.parametrize("kind", FORK)
     def test_never_hold_a_lock_together(self, program, store, kind):
         parent = program(
-            "from tests.support.contention import contend\n"
+            f"{FORK[kind]}from tests.support.contention import contend\n"
             "contend(sys.argv[1], threads=2, seconds=0.3)\n"
             "children = [fork() or (say(dict(contend(sys.argv[1], threads=4))), os._exit(0)) for _ in range(2)]\n"
             "for child in children: os.waitpid(child, 0)\n",
-            first=FORK[kind],
         )
         for found in (ast.literal_eval(heard(parent)) for _ in range(2)):
             assert found.keys() == {"held"}
