@@ -25,7 +25,6 @@ from tests.support.catalogues import LOCALES, catalogue, in_source, path_of
 from tests.support.programs import ROOT
 
 LANGUAGES = [to_language(locale) for locale in LOCALES]
-SOURCE = {(message.context, message.id): message for message in in_source() if message.id}
 
 
 def placeholders(text: str) -> Counter[str]:
@@ -49,10 +48,16 @@ def differs(message: Message) -> bool:
     return any(placeholders(form) not in allowed[-1:] + allowed[: len(forms(message)) > 1] for form in forms(message))
 
 
+@pytest.fixture(scope="module")
+def said() -> set[object]:
+    """What the package says, with its contexts."""
+    return {(message.context, message.id) for message in in_source() if message.id}
+
+
 @pytest.mark.parametrize("locale", LOCALES)
-def test_a_catalogue_has_what_the_source_says_and_no_more(locale: str) -> None:
+def test_a_catalogue_has_what_the_source_says_and_no_more(locale: str, said: set[object]) -> None:
     """``make messages`` brings in what is new, and takes out what is stale."""
-    assert {(message.context, message.id) for message in catalogue(locale) if message.id} == SOURCE.keys()
+    assert {(message.context, message.id) for message in catalogue(locale) if message.id} == said
     assert not catalogue(locale).obsolete
 
 
