@@ -79,12 +79,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder = item.path.parent.relative_to(TESTS)
-        if folder.as_posix() in SLOW:
-            item.add_marker("slow")
-        if any(folder.is_relative_to(each) for each in ONCE):
-            item.add_marker("once")
+    for path, tests in groupby(items, key=lambda item: item.path):
+        folder = path.parent.relative_to(TESTS)
+        marks = ["slow"] * (folder.as_posix() in SLOW) + ["once"] * any(map(folder.is_relative_to, ONCE))
+        for item in tests:
+            for mark in marks:
+                item.add_marker(mark)
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = dealt(items, workers)
 
@@ -433,7 +433,7 @@ def operator(pages, client):
     return client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def chromium():
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import django
 import pytest
 from django.contrib.auth.models import User
+from django.core.servers.basehttp import ThreadedWSGIServer
 from django.test import Client
 from pytest_django.live_server_helper import LiveServer
 
@@ -75,32 +78,49 @@ def backend(valkey, store, settings):
 
 
 @pytest.fixture
-def server(site, backend, settings, transactional_db):
+def server(site, backend, settings, transactional_db, monkeypatch):
     """Not pytest-django's own one, which would begin before the settings are there."""
     settings.ALLOWED_HOSTS = ["localhost"]
+    connections, process_request = [], ThreadedWSGIServer.process_request
+
+    def note(self, connection, address):
+        connections.append(connection)
+        process_request(self, connection, address)
+
+    monkeypatch.setattr(ThreadedWSGIServer, "process_request", note)
     server = LiveServer("localhost")
     yield server
-    # Its stop takes the database from threads that still answer a browser which has just ended.
+    for connection in connections:
+        with suppress(OSError):  # the browser may have closed it
+            connection.shutdown(socket.SHUT_RD)  # a thread that waits for the next request ends
+    # Its stop takes the database from threads that still answer.
     eventually(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def browser(chromium, tmp_path_factory):
+    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
 @pytest.fixture
-def page(chromium, tmp_path, server):
-    """A browser, logged in, wide and light."""
+def page(browser, server):
+    """Logged in, wide and light. What pages keep is this test's own, because the port of its server is."""
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
-    with Browser(chromium, tmp_path) as browser:
-        browser.resize(1440, 800)
-        browser.colours("light")
-        browser.open(f"{server.url}/admin/login/")
-        cookie = client.cookies["sessionid"].value
-        browser.send("Network.setCookie", name="sessionid", value=cookie, url=server.url)
-        browser.complaints.clear()
-        browser.address = f"{server.url}{LIST}"
-        yield browser
-        browser.open("about:blank#")
-        assert browser.complaints == []
+    browser.resize(1440, 800)
+    browser.colours("light")
+    browser.open(f"{server.url}/admin/login/")
+    cookie = client.cookies["sessionid"].value
+    browser.send("Network.setCookie", name="sessionid", value=cookie, url=server.url)
+    browser.complaints.clear()
+    browser.address = f"{server.url}{LIST}"
+    yield browser
+    browser.open("about:blank#")
+    complaints = [*browser.complaints]
+    browser.forget()
+    assert complaints == []
 
 
 @pytest.fixture

@@ -70,6 +70,12 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
+    def forget(self) -> None:
+        """Cookies, complaints, and the page that is open."""
+        self.open("about:blank#")
+        self.send("Network.clearBrowserCookies")
+        self.complaints.clear()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -137,7 +143,7 @@ class Browser:
             if value:
                 return value
             assert time.monotonic() < deadline, f"did not happen within {patience} s: {reason or value}"
-            time.sleep(0.02)
+            time.sleep(0.1)  # each look takes time of the browser
 
     def click(self, selector: str) -> None:
         """With the mouse, where the element is; a page that this opens is not waited for."""
