@@ -38,13 +38,19 @@ def in_threads(number: int, work: Callable[[int], object]) -> None:
             one.result(2 * PATIENCE)
 
 
+def looks(timeout: float) -> Iterator[float]:
+    """Seconds to sleep between looks at what shall happen: more, the longer it takes. Fails after ``timeout``."""
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) <= timeout:
+        yield min(max(0.005, waited / 20), 0.05)
+    raise AssertionError(f"did not happen within {timeout} s")
+
+
 def eventually(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     """Poll until the condition is true and return its value; fail after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+    pauses = looks(timeout)
     while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"did not happen within {timeout} s")
-        time.sleep(0.005)
+        time.sleep(next(pauses))
     return value
 
 

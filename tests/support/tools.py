@@ -15,7 +15,7 @@ from django_distlock import LockBackendError, locks
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
-from django_distlock.testing.tools import PATIENCE, eventually, lock_request, locked_names
+from django_distlock.testing.tools import PATIENCE, eventually, lock_request, locked_names, looks
 
 ALLOWANCE = 20.0  # seconds
 
@@ -68,11 +68,9 @@ def ending_within(seconds: float) -> Iterator[None]:
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    deadline = time.monotonic() + patience
+    pauses = looks(patience)
     while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"did not happen within {patience} s")
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(next(pauses))
     return value
 
 
