@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import uuid
@@ -13,7 +14,7 @@ import pytest
 from django_distlock import lock
 from django_distlock.celery.requeue import LONGEST_WAIT, PACE
 from tests.support.tools import eventually
-from tests.support.workers.pools import pools
+from tests.support.workers.pools import POOLS, slow
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -25,10 +26,21 @@ def name():
     return uuid.uuid4().hex[:12]
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture
 def broker(request):
     """None: the server of the module."""
     return request.getfixturevalue("rabbitmq").url if request.param == "rabbitmq" else None
+
+
+QUICK = [("prefork", "rabbitmq"), ("threads", "redis")]  # each pool, and each broker
+on_pools_and_brokers = pytest.mark.parametrize(
+    ("pool", "broker"),
+    [
+        pytest.param(*pair, marks=[] if pair in QUICK else [slow])
+        for pair in itertools.product(POOLS, ["redis", "rabbitmq"])
+    ],
+    indirect=["broker"],
+)
 
 
 @contextmanager
@@ -53,7 +65,7 @@ def most_requeues_in(requeues):
     return PACE * (max(times) - min(times) + 1) + CONCURRENCY * (max(times) - min(times)) / LONGEST_WAIT
 
 
-@pytest.mark.parametrize("pool", pools(quick=("prefork", "threads")))
+@on_pools_and_brokers
 def test_each_of_many_runs_once_beside_few(start, name, pool, broker):
     worker = start(pool, concurrency=CONCURRENCY, broker=broker)
     sent = [worker.send("limited", name, 0.05) for _ in range(60)]
@@ -63,7 +75,7 @@ def test_each_of_many_runs_once_beside_few(start, name, pool, broker):
     assert {run["retries"] for run in runs} == {0}
 
 
-@pytest.mark.parametrize("pool", pools(quick=("prefork", "threads")))
+@on_pools_and_brokers
 def test_those_that_wait_for_long_are_sent_again_at_a_pace_and_leave_the_worker_to_others(start, name, pool, broker):
     worker = start(pool, concurrency=CONCURRENCY, broker=broker)
     with all_slots(name):

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 
@@ -15,7 +14,7 @@ import pytest
 from django_distlock import lock, locks
 from django_distlock.celery import UniqueTask, unique
 from django_distlock.celery.unique_tasks import UniqueHolder
-from tests.support.programs import ROOT
+from tests.support.forkserver import ROOT, Program
 from tests.support.tools import PATIENCE, eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import pools
@@ -66,8 +65,8 @@ def publish(worker, name, times=1, killed=()):
         "DJANGO_SETTINGS_MODULE": "tests.support.workers.settings",
         "PYTHONPATH": str(ROOT),
     }
-    arguments = [sys.executable, "-m", "tests.support.workers.publisher", name, str(times), *killed]
-    return subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    arguments = ["-m", "tests.support.workers.publisher", name, times, *killed]
+    return Program(arguments, like="celery", cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("pool", pools())

@@ -188,13 +188,17 @@ def restarting(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "restarting",
-    ["redis", pytest.param("classic", marks=slow), pytest.param("quorum", marks=slow)],
-    indirect=True,
+    ("restarting", "queue_type"),
+    [
+        ("redis", None),
+        pytest.param("rabbitmq", "classic", marks=slow),
+        pytest.param("rabbitmq", "quorum", marks=slow),
+    ],
+    indirect=["restarting"],
 )
-def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, restarting):
+def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, restarting, queue_type):
     """Those are done once, and so is what is sent later."""
-    conf = {"task_default_queue_type": restarting.queue_type} if restarting.queue_type else {}
+    conf = {"task_default_queue_type": queue_type} if queue_type else {}
     fleet = fleets({"wall": ("wall", PERIOD)}, broker=restarting.url, conf=conf)
     fleet.start(beats=2)
     wait_for_a_send(fleet, more=2)

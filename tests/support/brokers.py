@@ -15,13 +15,13 @@ from tests.support.requirements import missing
 
 
 class Broker(NamedTuple):
-    """``known``: how many messages of a queue it knows, with the unacknowledged ones. ``queue_type``: of RabbitMQ."""
+    """``known``: how many messages of a queue it knows, with the unacknowledged ones. ``queue_types``: of RabbitMQ."""
 
     url: str
     stop: Callable[[], object]
     start: Callable[[], object]
     known: Callable[[str], int] | None = None
-    queue_type: str | None = None
+    queue_types: tuple[str | None, ...] = (None,)
 
 
 @contextmanager
@@ -43,14 +43,14 @@ def _redis(folder: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def _rabbitmq(queue_type: str) -> Iterator[Broker]:
+def _rabbitmq() -> Iterator[Broker]:
     """Its node ends in order."""
     if (programs := rabbitmq.programs()) is None:
         missing("rabbitmq", "no rabbitmq-server and epmd found; install the package rabbitmq-server")
     with rabbitmq.RabbitMQ(*programs) as server:
-        yield Broker(server.url, server.stop, server.start, queue_type=queue_type)
+        yield Broker(server.url, server.stop, server.start, queue_types=("classic", "quorum"))
 
 
 def broker_that_restarts(kind: str, folder: Path) -> AbstractContextManager[Broker]:
-    """``kind``: "redis", or the type of the queues of RabbitMQ."""
-    return _redis(folder) if kind == "redis" else _rabbitmq(kind)
+    """``kind``: "redis" or "rabbitmq"."""
+    return _redis(folder) if kind == "redis" else _rabbitmq()
