@@ -54,8 +54,10 @@ class Interrupter:
     def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(self._files):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self._passed(frame, " at its begin")
+        if not _jumps_back(frame.f_code):
+            return None  # each step that is traced takes time
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -80,6 +82,11 @@ class Interrupter:
 @cache
 def _instructions(code: CodeType) -> bytes:
     return code.co_code
+
+
+@cache
+def _jumps_back(code: CodeType) -> bool:
+    return JUMP_BACKWARD in code.co_code[::2]
 
 
 def at_each_point(call: Callable[[str], object], *files: str) -> Iterator[tuple[str, str]]:
