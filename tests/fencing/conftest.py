@@ -5,27 +5,44 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
+from django.conf import settings
 from django.db import connections, transaction
+from django.test import override_settings
 
-from tests.support.databases import ALIAS
+from tests.support.databases import ALIAS, known_database
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def database(request, settings):
-    """The alias of its name, which has the tables, and which a router chooses for them."""
-    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.support.fenced"]
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+def tables(request, tmp_path_factory, django_db_blocker):
+    """Made once on each database: the alias leads there, and a router chooses it for them."""
+    if request.param == "sqlite":
+        there = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path_factory.mktemp("fenced") / "rows")}
+    else:
+        there = request.getfixturevalue(request.param).settings()
+    apps, routers = [*settings.INSTALLED_APPS, "tests.support.fenced"], ["tests.support.fenced.models.Router"]
+    with override_settings(INSTALLED_APPS=apps, DATABASE_ROUTERS=routers):
+        from tests.support.fenced.models import MODELS
+
+        with django_db_blocker.unblock(), known_database(there):
+            with connections[ALIAS].schema_editor() as schema:
+                for model in MODELS:
+                    schema.create_model(model)
+            yield request.param
+            with connections[ALIAS].schema_editor() as schema:
+                for model in reversed(MODELS):
+                    schema.delete_model(model)
+
+
+@pytest.fixture
+def database(tables):
+    """Its name. It has the tables, which are empty, and a connection of this test's own."""
     from tests.support.fenced.models import MODELS
 
-    request.getfixturevalue(f"{request.param}_database")
-    settings.DATABASE_ROUTERS = ["tests.support.fenced.models.Router"]
-    connection = connections[ALIAS]
-    with connection.schema_editor() as schema:
-        for model in MODELS:
-            schema.create_model(model)
-    yield request.param
-    with connection.schema_editor() as schema:
+    yield tables
+    connections[ALIAS].close()
+    with connections[ALIAS].cursor() as cursor:
         for model in reversed(MODELS):
-            schema.delete_model(model)
+            cursor.execute(f"DELETE FROM {model._meta.db_table}")
 
 
 @pytest.fixture(params=["autocommit", "atomic"])

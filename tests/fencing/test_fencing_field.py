@@ -109,7 +109,7 @@ class TestChecks:
 
     @pytest.fixture(autouse=True)
     def app(self, settings):
-        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.support.fenced"]
+        settings.INSTALLED_APPS = list(dict.fromkeys([*settings.INSTALLED_APPS, "tests.support.fenced"]))
         with isolate_apps("tests.support.fenced"):
             yield
 

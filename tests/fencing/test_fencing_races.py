@@ -14,7 +14,7 @@ from tests.support.tools import eventually
 
 pytestmark = [pytest.mark.usefixtures("locmem_locks"), pytest.mark.slow]
 
-servers = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+servers = pytest.mark.parametrize("tables", ["postgres", "mariadb"], indirect=True)
 
 WAITING = {
     "postgres": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
@@ -163,7 +163,7 @@ def test_a_claim_reads_the_row_as_it_is_now(database, another):
         assert Document.objects.fenced(5).claim(pk="report").body == "amended"
 
 
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("tables", ["postgres"], indirect=True)
 def test_at_repeatable_read_the_database_refuses(another):
     Document.objects.create(name="report", body="draft", written_by=5)
     with pytest.raises(OperationalError, match="could not serialize"), transaction.atomic(ALIAS):
