@@ -35,7 +35,7 @@ from tests.support import rabbitmq as rabbitmq_server
 from tests.support import zookeeper as zookeeper_server
 from tests.support.callers import Caller
 from tests.support.cluster import Cluster
-from tests.support.databases import known_database
+from tests.support.databases import known_database, quick_flushes
 from tests.support.inside import client_of
 from tests.support.mariadb import MariaDB
 from tests.support.postgres import Postgres
@@ -93,8 +93,10 @@ def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """So that each worker begins with its share of slow modules, and quick tests are left to those who are done first.
 
     xdist gives to each worker as many tests as to any other; who is done takes from the ends of others' lists.
+    RabbitMQ takes seconds of a processor to start: its tests are dealt as those of one module.
     """
-    modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    there, elsewhere = ([item for item in items if ("rabbitmq" in item.nodeid) is wanted] for wanted in (True, False))
+    modules = [there, *(list(tests) for _, tests in groupby(elsewhere, key=lambda item: item.path))]
     slow = [tests for tests in modules if any(item.get_closest_marker("slow") for item in tests)]
     quick = [item for tests in modules if tests not in slow for item in tests]
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
@@ -177,6 +179,12 @@ def rabbitmq() -> Iterator[RabbitMQ]:
         missing("rabbitmq", "no rabbitmq-server and epmd found; install the package rabbitmq-server")
     with RabbitMQ(*programs) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    with quick_flushes(django_db_blocker):
+        yield
 
 
 @pytest.fixture

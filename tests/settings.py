@@ -16,7 +16,10 @@ INSTALLED_APPS = [
     *(["django_celery_beat"] if find_spec("django_celery_beat") else []),
     *(["django_tasks_db"] if find_spec("django.tasks") and find_spec("django_tasks_db") else []),
 ]
-DATABASES = {alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"} for alias in ("default", "other")}
+DATABASES = {
+    alias: {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:", "TEST": {"MIGRATE": False}}  # tables at once
+    for alias in ("default", "other")
+}
 DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.locmem.LocMemBackend"}}
 STATIC_URL = "/static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+import pytest
+from django.core.management.commands import flush
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_distlock import lock, locks
@@ -52,6 +54,36 @@ def make_tables(connection: Any) -> None:
                 editor.execute(f"DELETE FROM {model._meta.db_table}")
             else:
                 editor.create_model(model)
+
+
+@contextmanager
+def quick_flushes(blocker: Any) -> Iterator[None]:
+    """A test that commits ends with a flush, which makes content types and permissions anew: here they are put back."""
+    from django.contrib.contenttypes.models import ContentType  # the programs of some tests have no such app
+
+    with blocker.unblock():
+        kept = {alias: _rows(connections[alias]) for alias in connections}
+
+    def put_back(verbosity: int, interactive: bool, db: str, **_: object) -> None:
+        with transaction.atomic(db), connections[db].cursor() as cursor:  # whatever refers to what
+            for table, rows in kept[db].items():
+                cursor.executemany(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(rows[0]))})", rows)
+        ContentType.objects.clear_cache()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "emit_post_migrate_signal", put_back)
+        yield
+
+
+def _rows(connection: Any) -> dict[str, list[Any]]:
+    """By table that has some."""
+    found = {}
+    with connection.cursor() as cursor:
+        for table in connection.introspection.django_table_names(only_existing=True, include_views=False):
+            cursor.execute(f"SELECT * FROM {table}")
+            if rows := cursor.fetchall():
+                found[table] = rows
+    return found
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class Bouncer:
         self.folder = Path(tempfile.mkdtemp(prefix="bouncer-"))
         settings = self.folder / "pgbouncer.ini"
         settings.write_text(
-            f"[databases]\npostgres = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
+            f"[databases]\n* = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
             f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 3\n"
         )
         if server.user:
