@@ -10,8 +10,10 @@ from functools import partial
 import pytest
 
 from django_distlock import Lock, lock
+from django_distlock.backends.redis import RedisBackend
+from tests.support.inside import listener_of
 from tests.support.requirements import missing
-from tests.support.tools import eventually, on_stores, renewer_of
+from tests.support.tools import PATIENCE, eventually, on_stores, renewer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -49,10 +51,12 @@ def new_lock(**options: bool) -> Lock:
 @pytest.mark.filterwarnings("ignore:A handle of lock .* was dropped:ResourceWarning")
 class TestCPython:
     @pytest.fixture(autouse=True)
-    def _renewal_runs_already(self, backend):
-        """CPython's tests look for threads that they leave behind."""
+    def _threads_run_already(self, backend):
+        """CPython's tests wait for the end of threads that they leave behind."""
         if lock_tests is None:
             missing("lock_tests", "this Python comes without its package test")
+        if isinstance(backend, RedisBackend):
+            listener_of(backend).start("held all the time", PATIENCE)
         with lock("held all the time"):
             yield
         renewer = renewer_of(backend)
