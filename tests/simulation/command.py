@@ -132,30 +132,39 @@ class Totals:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--world", choices=[*WORLDS, "all"], default="all")
+    parser.add_argument("--world", choices=[*WORLDS, "all"], nargs="+", default=["all"])
     parser.add_argument("--seed", type=int, help="of the first run (by the clock); alone: that run and no other")
     parser.add_argument("--minutes", type=float, help="of each world (1, unless --runs is given)")
     parser.add_argument("--runs", type=int, help="of each world at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--go-on", action="store_true", help="after a finding, too")
+    parser.add_argument("--twice", action="store_true", help="the runs of a seed must be the same; needs --runs")
     parser.add_argument("--as-drawn", action="store_true", help="do not make the plan of a failure short")
     parser.add_argument("--json", action="store_true", help="the last line is one for machines")
     parser.add_argument("--trace", action="store_true", help="show all that happened in a run that found something")
     options = parser.parse_args(arguments)
     first = int(time.time()) if options.seed is None else options.seed
+    if options.twice and (options.runs is None or options.minutes is not None):
+        parser.error("--twice needs --runs, and no --minutes")
     is_found, grand = False, []
-    for world in WORLDS if options.world == "all" else [options.world]:
-        is_one = options.seed is not None and options.runs is None and options.minutes is None
-        totals = simulate(
-            world,
-            iter(range(first, sys.maxsize)),
-            until=time.monotonic() + 60 * (options.minutes or (sys.maxsize if options.runs or is_one else 1.0)),
-            most=1 if is_one else options.runs or sys.maxsize,
-            jobs=options.jobs,
-            go_on=options.go_on,
-            show=_show,
+    is_one = options.seed is not None and options.runs is None and options.minutes is None
+    for world in WORLDS if "all" in options.world else options.world:
+        totals, *again = (
+            simulate(
+                world,
+                iter(range(first, sys.maxsize)),
+                until=time.monotonic() + 60 * (options.minutes or (sys.maxsize if options.runs or is_one else 1.0)),
+                most=1 if is_one else options.runs or sys.maxsize,
+                jobs=options.jobs,
+                go_on=options.go_on,
+                show=_show,
+            )
+            for _ in range(1 + options.twice)
         )
         is_found = _tell(totals, options) or is_found
+        if any(other.checksum != totals.checksum for other in again):
+            print(f"FAILED: {world}: the same seeds were other runs the second time")
+            is_found = True
         grand.append(totals)
     if len(grand) > 1:
         hours, findings = sum(totals.hours for totals in grand), sum(len(totals.findings) for totals in grand)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .planted.changes import MUTANTS, PROTOCOL, listed, read, to_text
 from .planted.make import for_the_suite, mutants
-from .planted.run import SHARE_TO_FIND, run_all, seed_of_finding
+from .planted.run import SHARE_TO_FIND, look_for, run_all, seed_of_finding
 from .planted.verify import notice, verify
 
 SEED = 17
@@ -31,15 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results there; those that stand there are not run again"
     )
+    rules = commands.add_parser("rules", help="look for each broken rule of the scripts where it was found last")
+    rules.add_argument("--only", metavar="TEXT", default="", help="only rules whose name contains the text")
+    rules.add_argument("--jobs", type=int, default=2, help="rules at a time (2)")
     check = commands.add_parser("verify", help="run the test of the suite that each planted defect must fail")
     check.add_argument("--only", metavar="TEXT", default="", help="only changes whose name contains the text")
     suite = commands.add_parser("notice", help="run the tests of the modules in which sixty small mistakes are made")
     suite.add_argument("--seed", type=int, default=SEED)
     suite.add_argument("--only", metavar="TEXT", default="", help="only mistakes whose name contains the text")
     suite.add_argument("--jobs", type=int, default=2, help="mistakes at a time (2)")
-    commands.add_parser(
-        "seeds", help="look for each broken rule of the scripts anew, and note where the suite begins to"
-    )
+    commands.add_parser("seeds", help="look for each broken rule of the scripts anew, and note where `rules` begins to")
     commands.add_parser("list", help="print the names of all changes")
     options = parser.parse_args(arguments)
     if options.command == "make":
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         head = f"# Made by `python -m tests.simulation.mutants make --seed {options.seed}`.\n"
         MUTANTS.write_text(head + "# `rule` and `unseen` are written by hand, and kept.\n\n" + to_text(made))
         return 0
+    if options.command == "rules":
+        rules_to_find = [rule for rule in read(PROTOCOL) if options.only in rule.name and not rule.unseen]
+        return 1 if look_for(rules_to_find, options.jobs) else 0
     if options.command == "verify":
         return 0 if verify([change for change in listed() if options.only in change.name]) else 1
     if options.command == "notice":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,11 +13,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from tests.support.forkserver import run
+
 from .changes import ROOT, Change
 
 SHARE_TO_FIND = 0.9  # of the changes of each world
 GRACE = 600.0  # seconds that a simulation may take longer than it was told to: it shrinks what it found
-SIMULATE = (sys.executable, "-m", "tests.simulation")
+SIMULATE = ("-m", "tests.simulation")
+MOST_RUNS = 150  # in which a broken rule of the scripts is found, from the seed that its entry names
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def run_all(
     simulate: Sequence[str] = SIMULATE,
     report: Callable[[str], object] = print,
 ) -> dict[str, float]:
-    """The share that was found, by world. ``simulate``: the command, to which options are added."""
+    """The share that was found, by world. ``simulate``: what Python runs, to which options are added."""
     known = _read(results)
     done = [result for change in changes if (result := known.get((change.name, change.digest)))]
     left = [change for change in changes if (change.name, change.digest) not in known]
@@ -108,16 +110,50 @@ def _run(change: Change, seed: int, minutes: float, simulate: Sequence[str]) -> 
     return _result(change, outcome, change.worlds[-1], runs, began, 0, detail)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """``runs``: it is found in the last of so many."""
+
+    seed: int
+    kind: str
+    runs: int
+
+
+def first_finding(change: Change, *limit: str) -> Finding | None:
+    """In its first world, from the change's own seed on, within a limit such as ``--runs 150``."""
+    command = [*SIMULATE, "--world", change.worlds[0], "--jobs", "1", "--json", "--as-drawn"]
+    with change.environment() as environment:
+        summary = _summary([*command, "--seed", str(change.seed), *limit], environment, 2 * GRACE)
+    for found in summary["findings"]:
+        if "the simulation itself failed" in found["kind"]:
+            raise SimulationFailed(f"{change.name}, seed {found['seed']}: {found['kind']}")
+        return Finding(found["seed"], found["kind"], summary["runs"])
+    return None
+
+
+def look_for(changes: Sequence[Change], jobs: int) -> list[Change]:
+    """As the suite does for a few. Returns those that are not found."""
+
+    def look(change: Change) -> tuple[Change, Finding | None]:
+        return change, first_finding(change, "--runs", str(MOST_RUNS))
+
+    left = []
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(look, change) for change in changes]
+        for number, future in enumerate(as_completed(futures), 1):
+            change, finding = future.result()
+            said = f"{finding.kind} (seed {finding.seed}, run {finding.runs})" if finding else "NOT FOUND"
+            print(f"[{number}/{len(changes)}] {change.name}: {said}", flush=True)
+            left += [] if finding else [change]
+    print(f"{len(changes) - len(left)} of {len(changes)} found", flush=True)
+    return left
+
+
 def seed_of_finding(change: Change) -> int:
     """The first one from the change's own on with which its first world finds it, as the suite looks for it."""
-    options = ["--world", change.worlds[0], "--jobs", "1", "--json", "--as-drawn"]
-    with change.environment() as environment:
-        command = [*SIMULATE, *options, "--seed", str(change.seed), "--minutes", f"{GRACE / 60}"]
-        findings = _summary(command, environment, 2 * GRACE)["findings"]
-    if not findings:
+    if (finding := first_finding(change, "--minutes", f"{GRACE / 60}")) is None:
         raise SimulationFailed(f"{change.name} is not found")
-    seed: int = findings[0]["seed"]
-    return seed
+    return finding.seed
 
 
 class SimulationFailed(Exception):
@@ -125,9 +161,8 @@ class SimulationFailed(Exception):
 
 
 def _summary(command: Sequence[str], environment: dict[str, str], timeout: float) -> Any:
-    ended = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    environment = {**environment, "PYTHONHASHSEED": "0"}  # as its process begins with
+    ended = run(command, like="simulation", env=environment, cwd=ROOT, timeout=timeout, check=False)
     try:
         return json.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):

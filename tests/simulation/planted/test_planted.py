@@ -131,9 +131,7 @@ def run(change, program, tmp_path, minutes=1, **options):
     said = []
     stub = tmp_path / "stub.py"
     stub.write_text(program)
-    shares = run_all(
-        [change], seed=1, minutes=minutes, jobs=1, simulate=(sys.executable, str(stub)), report=said.append, **options
-    )
+    shares = run_all([change], seed=1, minutes=minutes, jobs=1, simulate=(str(stub),), report=said.append, **options)
     return shares, said
 
 
