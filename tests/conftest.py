@@ -59,6 +59,10 @@ pytest.register_assert_rewrite(
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("suite")
 
+# Each context of TLS reads them, for connections that may be encrypted, too: 40 ms of the processor. Tests trust no
+# authority but their own.
+os.environ["SSL_CERT_FILE"] = os.devnull
+
 # What nohup or the background of a script ignores, programs under test would ignore, too. They inherit no handler.
 for number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(number) is signal.SIG_IGN:
