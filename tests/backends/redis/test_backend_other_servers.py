@@ -14,6 +14,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.operations import POLLS
 from django_distlock.testing.contract import LockBackendContract
 from django_distlock.testing.runs_contract import RunsContract
+from django_distlock.testing.tools import calling
 from django_distlock.types import Grant, Level, LockInfo
 from example_project.valkey import Valkey
 from tests.support import servers
@@ -23,13 +24,20 @@ from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
-ON = [("redis-server", 2), ("redis-server", 3), ("redis-6.2", 2), ("redis-8", 3), ("valkey", 3)]
+# The way is that of the contract, which runs both ways on Valkey: each protocol and each kind of server meets one.
+ON = [
+    ("redis-server", 2, "sync"),
+    ("redis-server", 3, "async"),
+    ("redis-6.2", 2, "async"),
+    ("redis-8", 3, "sync"),
+    ("valkey", 3, "async"),
+]
 
 
 @pytest.fixture(scope="module", params=ON, ids=lambda on: f"{on[0]}-resp{on[1]}")
 def server(request):
     """A server and the version of the protocol in which to talk to it."""
-    kind, protocol = request.param
+    kind, protocol, _ = request.param
     if kind == "valkey":
         yield request.getfixturevalue("valkey"), protocol
         return
@@ -57,6 +65,13 @@ class TestContract(LockBackendContract, RunsContract):
     @pytest.fixture
     def backend(self, on_server):
         return on_server
+
+    @pytest.fixture
+    def locks(self, request, backend):
+        """In one way, which the server has."""
+        _, _, way = request.node.callspec.params["server"]
+        with calling(way) as wrap:
+            yield wrap(backend)
 
 
 class TestQueue:

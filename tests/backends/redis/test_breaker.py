@@ -225,8 +225,8 @@ def test_a_release_goes_to_the_background_and_its_caller_goes_on(use, three, cal
 
 def test_renewals_are_not_held_back(use, server, calls, monkeypatch):
     """So a lease is kept by a server that answers before the next probe, and such an answer closes the breaker."""
-    monkeypatch.setattr(Timing, "probe_pause_shortest", PATIENCE)
-    monkeypatch.setattr(Timing, "probe_pause_longest", PATIENCE)
+    monkeypatch.setattr(Timing, "probe_pause_shortest", BRIEF)
+    monkeypatch.setattr(Timing, "probe_pause_longest", BRIEF)
     backend = use()
     with lock("name", ttl=3.0) as lease:
         server.refuse()

@@ -165,23 +165,33 @@ def said(*arguments: str) -> str:
     return out.getvalue()
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("what", [*UNREADABLE, *STRANGE])
-def test_one_bad_value_hides_no_other_lock(written, what, operator: Client, caplog):
+def test_one_bad_value_hides_no_other_lock(written, what, caplog):
+    written("lock:bad", (UNREADABLE | STRANGE)[what])
+    hold(locks["default"], "good")
+    is_readable = what in STRANGE
+    assert sorted(info.name for info in locks["default"].held()) == (["bad", "good"] if is_readable else ["good"])
+    assert [len(found) for found in locks["default"].look(["bad", "good"])] == [int(is_readable), 1]
+    errors = {record.getMessage() for record in caplog.records if "'lock:bad'" in record.getMessage()}
+    assert len(errors) == (0 if is_readable else 1)
+    assert all(len(error) < 500 for error in errors)
+    with pytest.raises(LockNotAcquired if is_readable else LockBackendError):
+        lock("bad", wait=0).__enter__()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("what", ["something else", *STRANGE])
+def test_nor_on_pages_and_in_tables(written, what, operator: Client):
+    """They show what is listed: nothing of what is no lease."""
     written("lock:bad", (UNREADABLE | STRANGE)[what])
     hold(locks["default"], "good")
     is_readable = what in STRANGE
     names = ["bad", "good"] if is_readable else ["good"]
     assert names_in(operator.get("/admin/distlock/heldlock/", {"o": "5"})) == names
     assert names_in(operator.get("/admin/distlock/heldlock/", {"q": "good"})) == ["good"]
-    errors = {record.getMessage() for record in caplog.records if "'lock:bad'" in record.getMessage()}
-    assert len(errors) == (0 if is_readable else 1)
-    assert all(len(error) < 500 for error in errors)
     assert said().splitlines()[-1] == f"{len(names)} held"
     assert [each["name"] for each in json.loads(said("--json"))] == names
     assert ("Nobody holds" in said("show", "bad")) is not is_readable
-    with pytest.raises(LockNotAcquired if is_readable else LockBackendError):
-        lock("bad", wait=0).__enter__()
 
 
 class TestAmongTheLeasesInOtherSlots:
