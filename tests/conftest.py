@@ -38,6 +38,7 @@ from tests.support.cluster import Cluster
 from tests.support.databases import known_database, quick_flushes
 from tests.support.inside import client_of
 from tests.support.mariadb import MariaDB
+from tests.support.mysql_driver import is_driver_there
 from tests.support.postgres import Postgres
 from tests.support.programs import Programs
 from tests.support.proxy import Proxy
@@ -168,7 +169,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """The MariaDB of this test process."""
-    if not mariadb_server.is_driver_there():
+    if not is_driver_there():
         missing("mariadb", "no driver; install mysqlclient or PyMySQL")
     if (program := mariadb_server.program()) is None:
         missing("mariadb", "no mariadbd found; install the package mariadb-server-core")

@@ -22,8 +22,8 @@ HOLDS_A_SLOT = """
 import json, sys, time
 import django
 from django.conf import settings
-from tests.support import mariadb
-mariadb.is_driver_there()
+from tests.support.mysql_driver import is_driver_there
+is_driver_there()
 settings.configure(INSTALLED_APPS=["django_distlock"], **json.loads(sys.argv[1]))
 django.setup()
 from django_distlock import lock

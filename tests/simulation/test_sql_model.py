@@ -14,7 +14,8 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database.fast_path import FastPath, has_returning
 from django_distlock.backends.database.sql import TABLE, Statements
 from tests.support.databases import known_database
-from tests.support.mariadb import MariaDB, is_driver_there, program
+from tests.support.mariadb import MariaDB, program
+from tests.support.mysql_driver import is_driver_there
 from tests.support.postgres import Postgres, programs
 from tests.support.requirements import missing
 from tests.support.tools import eventually

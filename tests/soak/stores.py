@@ -24,6 +24,7 @@ from tests.support import mariadb, postgres, zookeeper
 from tests.support.cluster import Cluster
 from tests.support.databases import known_database
 from tests.support.history import left_behind
+from tests.support.mysql_driver import is_driver_there
 from tests.support.proxy import Proxy
 from tests.support.quorum import Quorum
 from tests.support.sentinel import Watched
@@ -407,7 +408,7 @@ class MariaDB(Database):
     @contextmanager
     def running(cls) -> Iterator[MariaDB]:
         program = mariadb.program()
-        if program is None or not mariadb.is_driver_there():
+        if program is None or not is_driver_there():
             raise SystemExit("mariadbd or its driver is not installed.")
         with mariadb.MariaDB(program) as server, known_database(server.settings()):
             yield cls(server)

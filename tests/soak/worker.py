@@ -22,9 +22,9 @@ from typing import Any
 import django
 from django.conf import settings
 
-from tests.support import mariadb
 from tests.support.history import Journal
 from tests.support.leases import deadline_of
+from tests.support.mysql_driver import is_driver_there
 
 THREADS = 3
 TASKS = 4
@@ -168,7 +168,7 @@ class Worker:
 
 if __name__ == "__main__":
     about = json.loads(sys.argv[1])
-    mariadb.is_driver_there()
+    is_driver_there()
     settings.configure(
         SECRET_KEY="the same in all workers",
         INSTALLED_APPS=["django_distlock"],

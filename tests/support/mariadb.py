@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,18 +21,6 @@ def program() -> Path | None:
     """The server."""
     found = [Path(place, name) for name in NAMES for place in PLACES if Path(place, name).exists()]
     return found[0] if found else None
-
-
-def is_driver_there() -> bool:
-    """Django asks for mysqlclient; PyMySQL gives itself out for it."""
-    if find_spec("MySQLdb"):
-        return True
-    if not find_spec("pymysql"):
-        return False
-    import pymysql
-
-    pymysql.install_as_MySQLdb()
-    return True
 
 
 class MariaDB:

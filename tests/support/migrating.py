@@ -2,12 +2,10 @@
 
 import json
 import os
-from importlib.util import find_spec
 
-if find_spec("pymysql") and not find_spec("MySQLdb"):
-    import pymysql
+from tests.support.mysql_driver import is_driver_there
 
-    pymysql.install_as_MySQLdb()
+is_driver_there()
 
 SECRET_KEY = "for tests only"
 USE_TZ = True

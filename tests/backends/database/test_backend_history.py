@@ -32,8 +32,8 @@ PROLOGUE = """
 import json, os, signal, sys, threading, time
 import django
 from django.conf import settings
-from tests.support import mariadb
-mariadb.is_driver_there()
+from tests.support.mysql_driver import is_driver_there
+is_driver_there()
 settings.configure(
     INSTALLED_APPS=["django_distlock"],
     DATABASES={"default": {}, "locks": json.loads(sys.argv[1])},
