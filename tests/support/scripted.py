@@ -85,11 +85,11 @@ class Scripted:
     def heal(self) -> None:
         """As it was at the beginning: nobody is connected any more."""
         self._call(self._stop())
-        self._call(self._start(self.port))
         self.answer = lambda words: None
         self.delay = 0.0
         self.seen.clear()
         self.failed = 0
+        self._call(self._start(self.port))
 
     @property
     def url(self) -> str:

@@ -199,7 +199,7 @@ class TestTheDeadline:
 
     def test_there_is_one_request_whatever_the_number_of_leases(self, zookeeper, root, configured):
         backend = configured(f"{zookeeper.address}{root}", timeout=12.0)
-        requests = [lock_request(f"name:{number}", ttl=60) for number in range(400)]
+        requests = [lock_request(f"name:{number}", ttl=60) for number in range(150)]
         for request in requests:
             assert isinstance(backend.acquire(request, queue=True), Grant)
         assert all(backend.renew([(request, 60.0) for request in requests]))
