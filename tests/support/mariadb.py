@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
