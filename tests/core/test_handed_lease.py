@@ -374,3 +374,16 @@ def test_who_inherits_an_inbox_goes_by_the_message_only_if_it_may(store, backend
     backend.release(before)
     assert after.event.wait(PATIENCE)
     assert type(backend.acquire(after, queue=True)) is Grant
+
+
+def test_what_may_be_taken_by_the_message_is_not_handed_back(store, backends):
+    """The process exits, and one of its threads runs on."""
+    backend, before, after = backends["default"], lock_request(), lock_request()
+    listener_of(backend).start("name", PATIENCE)
+    after.takes_by_message = True
+    assert isinstance(backend.acquire(before, queue=True), Grant)
+    assert isinstance(backend.acquire(after, queue=True), LockInfo)
+    assert backend.release(before)
+    [place] = backend.places([after])
+    assert not backend.release(place)
+    assert in_store(store)[1:3] == [after.token, "c"]
