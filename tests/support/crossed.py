@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 
 from django_distlock import lock
+from tests.support.tools import PATIENCE
 
 
 class Crossed:
     """Two threads, each of which holds a lock and waits for that of the other."""
 
     def __init__(self):
-        self.both = threading.Barrier(3)
+        self.both = threading.Barrier(3, timeout=PATIENCE)
         self.threads = [
             threading.Thread(target=self.run, args=names, name=names[0]) for names in (("a", "b"), ("b", "a"))
         ]

@@ -22,6 +22,7 @@ from typing import Any
 from django_distlock import signals
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.backends.redis import RedisBackend, RedisClusterBackend
+from django_distlock.core.handed_lease import HandedLease
 from django_distlock.core.lease import Lease
 from django_distlock.exceptions import LockBackendError, LockError, LockTimeout
 from django_distlock.types import Grant, LockInfo, LockRequest
@@ -76,7 +77,8 @@ class Journal:
     def granted(self, lease: Lease, **_: Any) -> None:
         lease.__class__ = recorded_kind(lease)
         assert isinstance(lease, RecordedLease)
-        place, sent = self._places.pop(lease.token, ""), lease.deadline - lease.ttl * 0.99 + 0.002
+        lasts = GRANT if isinstance(lease, HandedLease) else lease.ttl  # it was granted a moment ago
+        place, sent = self._places.pop(lease.token, ""), lease.deadline - lasts * 0.99 + 0.002
         sent = min(sent, self._asked.pop(lease.token, sent))  # which may have been repeated, for want of an answer
         slots = {"slot": lease.slot, "slots": lease.holder.slots}
         self.write(
@@ -128,9 +130,15 @@ class RecordedLease(Lease):
         """What the renewals do not tell, as of now."""
 
 
+class RecordedHandedLease(RecordedLease, HandedLease):
+    __slots__ = ()
+
+
 def recorded_kind(lease: Lease) -> type[Lease]:
     if type(lease) is Lease:
         return RecordedLease
+    if type(lease) is HandedLease:
+        return RecordedHandedLease
     from tests.support.history_in_zookeeper import RecordedSessionLease
 
     return RecordedSessionLease
