@@ -61,7 +61,8 @@ logger = logging.getLogger("django_distlock")
 MOST_AT_ONCE = 1000  # locks on the confirmation page, if DATA_UPLOAD_MAX_NUMBER_FIELDS allows as many
 OTHER_FIELDS = 10  # fields that the confirmation page sends beside one for each lock
 _WARNING = _(
-    "Whoever holds a lock is not stopped by this: it learns of it when it renews, and others may hold it before."
+    "This does not stop the holder of a lock. It learns of this at its next renewal, and others may hold the lock by"
+    " then."
 )
 # The frame of the site, in any theme. Some themes do not show ``content``, or do not style buttons.
 QUESTION = """{% extends "admin/base_site.html" %}{% load static %}
@@ -186,7 +187,8 @@ class HeldLockAdmin(InventoryAdmin):
             self.message_user(request, text, messages.INFO, f"{ABOUT_BACKEND} distlock-alias")
         if inventory.holders() is None:
             text = gettext(
-                "So many are listed by name, because nobody asks who holds each: search, or filter by prefix."
+                "There are too many locks to ask for each holder, so they are listed by name: search, or filter by"
+                " prefix."
             )
             self.message_user(request, text, messages.INFO, ABOUT_BACKEND)
         for alias in inventory.local_aliases:

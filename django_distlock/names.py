@@ -72,8 +72,8 @@ def _fixed_name(name: object) -> str:
     checked, text = check_name(name), str(name)
     if (field := _unfilled_field(text)) and not _ends_in_json(text):
         raise InvalidLockName(
-            f"The name {text[:60]!r} has the field {field!r}, which nothing fills, so that it would be one lock for"
-            ' all. Give the values: lock("order:{}", pk) is the lock of @distributed_lock("order:{pk}"). Or write an'
+            f"The name {text[:60]!r} has the field {field!r}, and no value for it. All calls would share one lock."
+            ' Give the values: lock("order:{}", pk) is the lock of @distributed_lock("order:{pk}"). Or write an'
             " f-string."
         )
     return checked
@@ -276,7 +276,7 @@ class Template:
         if (key := getattr(meta, "pk", None)) and attribute in ("pk", key.name, key.attname):
             raise InvalidLockName(
                 f"The template {self.text!r} was given an object of {meta} for {field!r} that is not saved and has no"
-                " primary key yet, so that it would be one lock for all of them. Save it before."
+                " primary key yet. All such objects would share one lock. Save it first."
             )
         if not self._has_told_of_none:
             self._has_told_of_none = True

@@ -426,7 +426,7 @@ class Lease(Belief):
 
     def _over_error(self) -> LockNotHeld:
         if self._is_detached:
-            return LockNotHeld(f"The lock {self.name!r} was detached: it is left to whoever adopts it.")
+            return LockNotHeld(f"The lock {self.name!r} was detached: another process may adopt it.")
         return LockNotHeld(f"The lock {self.name!r} was released already.")
 
     def _lost_error(self) -> LockLost:

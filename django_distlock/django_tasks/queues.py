@@ -132,8 +132,8 @@ def refusal_of(backend: BaseTaskBackend) -> str:
     if _kind_of(backend) is not None:
         return ""
     return (
-        f"Unique tasks are queued by {backend.alias!r}, a {type(backend).__name__}, of which it is not known how its"
-        " messages are run."
+        f"Unique tasks are queued by {backend.alias!r}, a {type(backend).__name__}. This package does not know how"
+        " that backend runs its messages."
     )
 
 

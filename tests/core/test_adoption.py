@@ -125,7 +125,7 @@ class TestDetaching:
             assert lease.state is State.RELEASED
             assert lease.remaining == 0.0
             for further in (lease.release, lease.detach, lease.ensure_held, lease.renew):
-                with pytest.raises(LockNotHeld, match="was detached: it is left to whoever adopts it"):
+                with pytest.raises(LockNotHeld, match="was detached: another process may adopt it"):
                     further()
 
     def test_a_lease_taken_by_acquire_can_be_detached_too(self, backend):

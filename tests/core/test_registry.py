@@ -205,7 +205,7 @@ class TestWrongSettings:
             ),
             (
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"credential_provider": "nowhere.Provider"}}},
-                "['credential_provider'] is 'nowhere.Provider', of which no provider can be made: No module named",
+                "['credential_provider'] is 'nowhere.Provider'; no provider can be made of it: No module named",
             ),
             (
                 {"default": {"BACKEND": REDIS, "OPTIONS": {"credential_provider": "redis.Redis"}}},

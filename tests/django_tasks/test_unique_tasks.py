@@ -815,7 +815,7 @@ class TestDecorator:
     def test_other_backends_are_refused(self, settings):
         settings.TASKS = {"default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}, **second_backend()}
         task = tasks.work.using()
-        with pytest.raises(InvalidTaskBackend, match="a DummyBackend, of which it is not known"):
+        with pytest.raises(InvalidTaskBackend, match="a DummyBackend. This package does not know"):
             task.enqueue(7)
         assert names() == []
         assert task_backends["default"].results == []

@@ -235,7 +235,7 @@ def test_too_many_locks_to_ask_who_holds_each_are_listed_by_name(operator, backe
     page = operator.get(LIST)
     assert names_in(page) == ["a", "b", "c"]
     assert lines(page) == ["“default”: 3 held"]
-    assert any(note.startswith("info: So many are listed by name") for note in notes(page))
+    assert any(note.startswith("info: There are too many locks to ask") for note in notes(page))
     assert "?host=" not in page.content.decode()
     assert names_in(operator.get(LIST, {"host": "on-b"})) == ["b"]
 
@@ -320,7 +320,7 @@ def test_release_asks_first_and_says_what_it_did(operator, backend, forced):
     ids = [key_of(backend, "order:1"), key_of(backend, "order:2")]
     question = operator.post(LIST, {"action": "delete_selected", "index": 0, "_selected_action": ids})
     text = question.content.decode()
-    assert "Release these 2 locks? Whoever holds a lock is not stopped" in text
+    assert "Release these 2 locks? This does not stop the holder of a lock" in text
     assert "order:1 (default): POST /pay (pid 4711 on web-1, MainThread)" in text
     assert re.findall(r'name="_selected_action" value="([^"]+)"', text) == ids
     assert locked_names(backend) == ["order:1", "order:2", "order:3"]

@@ -47,7 +47,7 @@ def names_of(question) -> list[str]:
 def test_all_that_a_host_holds_is_released_after_a_question(operator, two):
     question = ask(operator, "release_hosts", "order:1", query="?prefix=order%3A")
     assert question.context["title"] == "Release all that web-1 holds"
-    assert "Release these 3 locks? Whoever holds a lock is not stopped" in question.content.decode()
+    assert "Release these 3 locks? This does not stop the holder of a lock" in question.content.decode()
     assert names_of(question) == ["batch/order:3", "default/mail:1", "default/order:1"]
     assert locked_names(locks["default"]) == ["mail:1", "order:1", "order:2", "plain"]
     answer = release(operator, ids_in(question))

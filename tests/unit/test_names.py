@@ -150,7 +150,7 @@ class TestFieldsThatNothingFills:
     def test_are_refused(self, name):
         escaped = name.replace("{", "{{").replace("}", "}}")
         for ask in (lock, assert_locked, lambda _: distributed_lock(name=escaped)(len)):
-            with pytest.raises(InvalidLockName, match=r"which nothing fills.*f-string"):
+            with pytest.raises(InvalidLockName, match=r"no value for it.*f-string"):
                 ask(name)
 
     @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ class TestRefusals:
             ("{}", (print,), "was given something to call for '0'"),
             ("order:{}", (User(pk=1),), "was given a model instance for '0'; its text may change"),
             ("user:{0.pk}", (User(),), "was given an object of auth.user for '0.pk' that is not saved and has no"),
-            ("user:{0.id}", (User(),), "one lock for all of them. Save it before."),
+            ("user:{0.id}", (User(),), "All such objects would share one lock. Save it first."),
         ],
     )
     def test_what_cannot_name_a_lock(self, template, values, message):

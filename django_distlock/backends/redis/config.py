@@ -234,7 +234,7 @@ def read_provider(given: object, where: str) -> CredentialProvider:
         provider = import_string(given) if isinstance(given, str) else given
         provider = provider() if isinstance(provider, type) else provider
     except (ImportError, TypeError) as error:
-        raise InvalidLockBackend(f"{where} is {quoted(given)}, of which no provider can be made: {error}.") from error
+        raise InvalidLockBackend(f"{where} is {quoted(given)}; no provider can be made of it: {error}.") from error
     if not all(callable(getattr(provider, name, None)) for name in ("get_credentials", "get_credentials_async")):
         raise InvalidLockBackend(
             f"{where} is {quoted(given)}; it is a redis.CredentialProvider, or the dotted path of one or of its class."

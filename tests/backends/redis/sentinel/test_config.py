@@ -65,7 +65,7 @@ def use(settings, monkeypatch):
         (
             None,
             {**ONE, "service_name": "m", "sentinel_kwargs": {"credential_provider": "nowhere.Provider"}},
-            "['sentinel_kwargs']['credential_provider'] is 'nowhere.Provider', of which no provider can be made",
+            "['sentinel_kwargs']['credential_provider'] is 'nowhere.Provider'; no provider can be made of it",
         ),
         (
             None,
