@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.signals import request_finished, request_started
 
 from tests.support import mariadb
+from tests.support.mysql_driver import is_driver_there
 from tests.support.postgres import Postgres, programs
 
 from .contended import figures, member, race
@@ -70,7 +71,7 @@ def run(url: str, *, rounds: int, seconds: float, progress: Callable[[str], None
         place = stack.enter_context(TemporaryDirectory())
         postgres, maria = stack.enter_context(Postgres(folder)).settings(), None
         synced = stack.enter_context(Postgres(folder, sync_us=1000)).settings()
-        if (program := mariadb.program()) and mariadb.is_driver_there():
+        if (program := mariadb.program()) and is_driver_there():
             maria = stack.enter_context(mariadb.MariaDB(program)).settings()
         else:
             progress("no MariaDB here: it is left out")
@@ -126,7 +127,7 @@ def ratio_of(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 def configure(stores: Stores) -> None:
-    mariadb.is_driver_there()
+    is_driver_there()
     known: dict[str, Mapping[str, Any]] = {
         "postgres": stores.postgres,
         "synced": stores.synced,
