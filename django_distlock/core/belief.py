@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from math import inf
+from operator import attrgetter
 
 from ..exceptions import LockError
 from ..options import as_seconds
@@ -36,10 +37,8 @@ class Belief:
         """Whether the lease certainly holds at this moment, in this process."""
         return self._ended is None and clock() < self._deadline and self._pid == fork.pid()
 
-    @property
-    def _lost_at(self) -> float:
-        """When, on ``clock()``, it is lost without a question to the store, unless it is renewed."""
-        return self._deadline
+    # When, on clock(), it is lost without a question to the store, unless it is renewed. No frame of Python for it.
+    _lost_at = property(attrgetter("_deadline"))
 
     @property
     def _is_over(self) -> bool:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from django_distlock import LockBackendError, LockLost, State, adopt, lock, locks
+from django_distlock import LockBackendError, LockLost, State, adopt, distributed_lock, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.operations import RENEW, RENEW_SLOT
@@ -169,6 +169,24 @@ class TestTaken:
         thread.join(PATIENCE)
         assert type(leases[0]) is Lease
         leases[0].release()
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_by_the_decorator(self, store, backends, way):
+        @distributed_lock("name", wait=PATIENCE)
+        def work(): ...
+
+        @distributed_lock("name", wait=PATIENCE)
+        async def awork(): ...
+
+        with lock("name", using="other"):
+            thread = threading.Thread(target=work if way == "sync" else lambda: asyncio.run(awork()))
+            thread.start()
+            eventually(lambda: store.zcard("lock|q:name") == 1)
+            [request] = queue_of(locks["default"]).line("name")
+            assert request.takes_by_message
+            assert request.inbox[0] in "TQ"
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
     def test_by_a_look_of_a_message_that_comes_late(self, store, waiting, monkeypatch):
         monkeypatch.setattr(Timing, "message_trusted", 0.0)
@@ -340,6 +358,21 @@ class TestAStoreThatIsAway:
             lock_lost.disconnect(tell)
         assert told == [True]
         assert lease.state is State.LOST
+        waiter.leaves()
+
+    def test_what_the_store_keeps_of_a_lost_lease_is_released(self, store, waiting, monkeypatch):
+        """It was asked to keep it for the TTL, and nobody learned that it did."""
+        monkeypatch.setattr(Timing, "grant_ttl", 0.5)
+        monkeypatch.setattr(Timing, "confirmed_after", 0.05)
+
+        def refuse(*_, **__):
+            raise LockBackendError("the store is away")
+
+        monkeypatch.setattr(RedisBackend, "renew", refuse)
+        waiter, lease = handed(store, waiting, ttl=300, on_lost="log")
+        eventually(lambda: store.pttl("lock:name") > 1000)
+        assert lease.wait_lost(PATIENCE)
+        eventually(lambda: not store.exists("lock:name"))
         waiter.leaves()
 
     def test_a_release_does_not_take_the_loss_for_its_own_doing(self, store, waiting, away):

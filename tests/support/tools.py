@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from django_distlock import LockBackendError, locks
+from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.base import BaseLockBackend
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, lock_request, locked_names, looks
+from django_distlock.types import Grant
 
 ALLOWANCE = 20.0  # seconds
 
@@ -26,6 +27,7 @@ __all__ = [
     "backend_on",
     "ending_within",
     "eventually",
+    "inbox_of_a_waiter",
     "insist",
     "keeping_a_journal",
     "lock_request",
@@ -65,6 +67,26 @@ def ending_within(seconds: float) -> Iterator[None]:
     yield
     took = time.monotonic() - began
     assert took < seconds + ALLOWANCE, f"took {took:.1f} s instead of {seconds:g}"
+
+
+def inbox_of_a_waiter(backend: BaseLockBackend) -> str:
+    """One that waits in ``with``, while somebody else has the lock."""
+    other = lock_request(ttl=2 * PATIENCE)
+    assert isinstance(backend.acquire(other, queue=False), Grant)
+
+    def wait() -> None:
+        with lock("name", using=backend.alias, wait=2 * PATIENCE):
+            pass
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    try:
+        eventually(lambda: backend.count_waiters(["name"]) == [1])
+        [request] = queue_of(backend).line("name")
+        return request.inbox
+    finally:
+        backend.release(other)
+        waiter.join(2 * PATIENCE)
 
 
 async def aeventually(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:

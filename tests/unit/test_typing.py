@@ -24,7 +24,6 @@ def run(*command):
 
 
 def lines_by_mypy(folder, paths):
-    pytest.importorskip("mypy")
     options = ["--config-file", "", "--strict", "--follow-imports=silent", "--ignore-missing-imports"]
     done = run("mypy", *options, "--show-error-codes", "--cache-dir", str(folder), *map(str, paths))
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -32,7 +31,6 @@ def lines_by_mypy(folder, paths):
 
 
 def lines_by_pyright(folder, paths):
-    pytest.importorskip("pyright")
     if shutil.which("node") is None:
         missing("node", "pyright runs on Node.js")
     done = run("pyright", "--outputjson", "--pythonpath", sys.executable, *map(str, paths))

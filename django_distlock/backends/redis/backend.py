@@ -174,7 +174,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             return Grant(fence, reply.sent_at, request.slot)
         if type(answer) is list and len(answer) == 4:
             place, left, value, ears = answer
-            if request.takes_by_message and not (request.place or request.in_doubt):
+            if place and request.takes_by_message and not (request.place or request.in_doubt):
                 request.placed_at = reply.sent_at
             request.place = place.decode()
             if not place:

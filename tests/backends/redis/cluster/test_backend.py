@@ -30,7 +30,7 @@ from tests.support.inside import clients_of_loops, listener_of, nodes_of
 from tests.support.programs import ROOT, in_a_fork
 from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
-from tests.support.tools import PATIENCE, eventually, lock_request, locked_names
+from tests.support.tools import PATIENCE, eventually, inbox_of_a_waiter, lock_request, locked_names
 
 HAND_OFFS = 30
 
@@ -82,6 +82,10 @@ class TestSlots:
 
 
 class TestHandOff:
+    def test_a_message_alone_is_not_enough(self, cluster_locks):
+        """It may come from a former primary."""
+        assert inbox_of_a_waiter(cluster_locks)[0] in "SP"
+
     """Nobody looks, so who gets in was told so."""
 
     @pytest.fixture(autouse=True)

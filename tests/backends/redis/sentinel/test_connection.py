@@ -20,7 +20,15 @@ from tests.support.clocks import faked_clock
 from tests.support.forkserver import Program
 from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.stores import REDIS
-from tests.support.tools import ALLOWANCE, PATIENCE, ending_within, eventually, lock_request, queue_of
+from tests.support.tools import (
+    ALLOWANCE,
+    PATIENCE,
+    ending_within,
+    eventually,
+    inbox_of_a_waiter,
+    lock_request,
+    queue_of,
+)
 
 pytestmark = pytest.mark.once
 
@@ -315,6 +323,9 @@ class TestFailoverWhileWaiting:
 
 
 class TestAnOldMasterThatAnswers:
+    def test_hands_no_lock_over_by_its_message_alone(self, watched, use):
+        assert inbox_of_a_waiter(use(watched))[0] in "SP"
+
     def test_is_left_by_connections_that_stood_before(self, watched, use, settings, calls):
         """It hung until another one was elected, and does not know of that yet: for ten seconds it takes writes."""
         entry = {"BACKEND": REDIS, "OPTIONS": watched.options}
