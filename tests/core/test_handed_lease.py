@@ -10,6 +10,7 @@ import pytest
 from django_distlock import LockBackendError, LockLost, State, adopt, distributed_lock, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.operations import RENEW, RENEW_SLOT
 from django_distlock.core.handed_lease import HandedLease
 from django_distlock.core.lease import Lease
@@ -237,6 +238,28 @@ class TestBelief:
         waiter.leaves()
         assert isinstance(waiter.error, LockLost)
 
+    def test_that_is_over_is_a_loss_also_where_the_release_was_repeated(self, store, waiting, unconfirmed, monkeypatch):
+        """The first attempt got no reply, and has not freed what was another's by then."""
+        monkeypatch.setattr(Timing, "grant_ttl", 0.3)
+        waiter, _ = handed(store, waiting)
+        send, asend = Client.send, AsyncClient.asend
+
+        def repeated(*arguments, **options):
+            reply = send(*arguments, **options)
+            reply.in_doubt = True
+            return reply
+
+        async def arepeated(*arguments, **options):
+            reply = await asend(*arguments, **options)
+            reply.in_doubt = True
+            return reply
+
+        with lock("name", using="other", wait=PATIENCE):
+            monkeypatch.setattr(Client, "send", repeated)
+            monkeypatch.setattr(AsyncClient, "asend", arepeated)
+            waiter.leaves()
+        assert isinstance(waiter.error, LockLost)
+
     def test_ends_before_the_store_gives_it_to_another(self, store, waiting, unconfirmed, monkeypatch):
         monkeypatch.setattr(Timing, "grant_ttl", 0.3)
         waiter, lease = handed(store, waiting)
@@ -420,3 +443,15 @@ def test_what_may_be_taken_by_the_message_is_not_handed_back(store, backends):
     [place] = backend.places([after])
     assert not backend.release(place)
     assert in_store(store)[1:3] == [after.token, "c"]
+
+
+def test_a_message_with_an_older_number_than_the_place_grants_nothing(store, backends):
+    backend, before, after = backends["default"], lock_request(), lock_request()
+    listener_of(backend).start("name", PATIENCE)
+    after.takes_by_message = True
+    assert isinstance(backend.acquire(before, queue=True), Grant)
+    assert isinstance(backend.acquire(after, queue=True), LockInfo)
+    after.handed = 1, int(after.place)
+    assert isinstance(backend.acquire(after, queue=True), LockInfo)
+    backend.release(after)
+    backend.release(before)
