@@ -25,7 +25,7 @@ PACKAGE = {
 SERVER = {
     "": ["grants"],
     "backends": ["redis", "twins"],
-    "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "wakeup_listener"],
+    "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "readers", "wakeup_listener"],
     "backends.redis": [
         "attempts", "backend", "breaker", "by_message", "client", "codec", "config", "connection", "credentials",
         "diagnostics", "errors", "exchange", "keys", "operations", "pubsub", "replies", "runs", "scripts", "timers",

@@ -205,14 +205,14 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         if request.inbox != POLLS:
-            self.pause(request, timeout)
+            self._listener.wait(request, timeout)
             return
         with self._polling(request, timeout) as seconds:
             self.pause(request, seconds)
 
     async def await_for_turn(self, request: LockRequest, timeout: float) -> None:
         if request.inbox != POLLS:
-            await self.apause(request, timeout)
+            await self._listener.await_wake(request, timeout)
             return
         with self._polling(request, timeout) as seconds:
             await self.apause(request, seconds)

@@ -9,6 +9,7 @@ import asyncio
 import builtins
 import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import Context
 from math import inf
@@ -74,6 +75,10 @@ class RedisPyExchange:
         Raises redis-py's errors, also for an error that the server answers.
         """
         return self.read_response(disable_decoding=True) if self.can_read(timeout) else None
+
+    def can_be_read_at_once(self: Any) -> bool:
+        """Whether ``received()`` can be used, on a connection that nobody has received from yet."""
+        return False
 
 
 def _send(sock: Any, packed: bytes) -> None:
@@ -168,6 +173,34 @@ class DirectExchange(RedisPyExchange):
         if isinstance(found, Exception):
             raise found
         return found
+
+    def can_be_read_at_once(self: Any) -> bool:
+        if self._replies is None:
+            self._replies = _new_reader(self)
+        return self._replies is not None
+
+    def received(self: Any) -> list[Any]:
+        """All messages that have come, without waiting. Raises redis-py's errors, as ``receive()`` does."""
+        reader, sock, messages = self._replies, self.sock, []
+        has_all = False
+        try:
+            if sock.gettimeout() != 0.0:
+                sock.settimeout(0.0)
+            while True:
+                while (found := reader.gets()) is not False:
+                    if isinstance(found, Exception):
+                        raise found
+                    messages.append(found)
+                if has_all:
+                    return messages
+                if not (data := sock.recv(RECEIVED_AT_ONCE)):
+                    raise redis.ConnectionError(CLOSED)
+                reader.feed(data)
+                has_all = len(data) < RECEIVED_AT_ONCE and type(sock) is socket.socket  # TLS may keep more
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return messages
+        except OSError as error:
+            raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
 
 
 class Answer:

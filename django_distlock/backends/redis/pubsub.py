@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...types import TOKEN_LENGTH, LockRequest
 from ...utils.clock import clock
 from ...utils.events import about_event
 from ...utils.wakeup import WakeEvent
+from ..common.readers import Readers
 from ..common.timing import Timing
 from ..common.wakeup_listener import Waiters, WakeupListener
 from .config import Location
@@ -203,10 +205,22 @@ class RedisListener(WakeupListener):
             raise TimeoutError(TOO_LATE)
         return message
 
+    def readers(self, connection: Any) -> Readers | None:
+        if not connection.can_be_read_at_once():
+            return None
+        take, close = partial(self._take, connection), partial(self.disconnect, connection)
+        return Readers(connection.sock, take, close, RedisError, on_failure=self._rest.set)
+
     def read(self, connection: Any, timeout: float) -> None:
         if connection.new_login:  # who is subscribed cannot tell it to the server
             self._resubscribe = True
+        elif self._readers:
+            super().read(connection, timeout)
         elif (message := connection.receive(timeout)) is not None:
+            self._receive(message)
+
+    def _take(self, connection: Any) -> None:
+        for message in connection.received():
             self._receive(message)
 
     def disconnect(self, connection: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,10 +17,9 @@ from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
-from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.database import notify
 from django_distlock.backends.database.watchdog import Watchdog
-from tests.support.databases import Waiter, end_sessions, known_database, through
+from tests.support.databases import Waiter, known_database, through
 from tests.support.inside import calls_watched_of, listener_of
 from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
@@ -87,88 +85,6 @@ def channels_of_sessions(count):
         wrapper.rollback()
         wrapper.close()
     return found
-
-
-@pytest.fixture
-def no_looks(monkeypatch):
-    """Who waits is woken, or waits for a long time."""
-    monkeypatch.setattr(Timing, "look_interval", 4 * PATIENCE)
-    monkeypatch.setattr(Timing, "waiter_expires_after", 8 * PATIENCE)
-
-
-class TestReaders:
-    """A thread that waits reads what the server tells, if nobody else does."""
-
-    def wait_until_queued(self, backend, *names):
-        eventually(lambda: listener_of(backend).is_ready and backend.count_waiters(names) == [1] * len(names))
-
-    def test_who_comes_again_reads_itself(self, postgres_locks, no_looks, monkeypatch):
-        monkeypatch.setattr(Timing, "listener_nap", 1.0)
-        readers, wake = [], Waiters.wake
-
-        def recorded(waiters, token):
-            readers.append(threading.current_thread().name)
-            return wake(waiters, token)
-
-        monkeypatch.setattr(Waiters, "wake", recorded)
-
-        def it_read_itself():
-            with lock("name", ttl=60):
-                waiter = Waiter()
-                self.wait_until_queued(postgres_locks, "name")
-            assert waiter.got_in.wait(PATIENCE)
-            waiter.end()
-            return not readers[-1].startswith("distlock-listener")
-
-        eventually(it_read_itself)  # on a busy machine the listener's nap may be over before it comes again
-
-    def test_those_who_do_not_read_are_woken_too(self, postgres_locks, no_looks):
-        for _ in range(3):
-            held = {name: lock(name, ttl=60) for name in ("a", "b", "c")}
-            for handle in held.values():
-                handle.acquire()
-            waiters = {name: Waiter(name) for name in held}
-            self.wait_until_queued(postgres_locks, *held)
-            for name, handle in held.items():
-                handle.release()
-                assert waiters[name].got_in.wait(PATIENCE)
-            for waiter in waiters.values():
-                waiter.end()
-
-    @pytest.mark.parametrize("kind", [BaseException, Exception])
-    def test_one_that_is_interrupted_leaves_it_to_others(self, postgres_locks, no_looks, kind):
-        class Interrupted(kind):
-            pass
-
-        def interrupt(*_):
-            raise Interrupted
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            for _ in range(3):
-                other = Waiter()
-                assert other.got_in.wait(PATIENCE)
-                signal.setitimer(signal.ITIMER_REAL, 0.3)
-                with pytest.raises(Interrupted), lock("name", wait=PATIENCE):
-                    pass
-                waiter = Waiter()
-                eventually(lambda: postgres_locks.count_waiters(["name"]) == [1])
-                other.end()
-                assert waiter.got_in.wait(PATIENCE)
-                waiter.end()
-        finally:
-            signal.signal(signal.SIGALRM, before)
-
-    def test_one_whose_connection_is_cut_waits_on(self, postgres_locks):
-        for _ in range(2):
-            with lock("name", ttl=60):
-                waiter = Waiter()
-                self.wait_until_queued(postgres_locks, "name")
-                end_sessions()
-                eventually(lambda: not listener_of(postgres_locks).is_ready)
-                eventually(lambda: listener_of(postgres_locks).is_ready)
-            assert waiter.got_in.wait(PATIENCE)
-            waiter.end()
 
 
 class TestListener:

@@ -279,6 +279,47 @@ def test_nothing_is_received_when_one_side_has_left(subscribed, leave):
         connection.receive(PATIENCE)
 
 
+def test_all_messages_are_received_without_waiting(subscribed):
+    connection, server = subscribed
+    assert connection.can_be_read_at_once()
+    assert connection.received() == []
+    server.say(b"$1\r\na\r\n:2\r\n$1\r")
+    assert connection.received() == [b"a", 2]
+    assert connection.received() == []
+    server.say(b"\nb\r\n")
+    assert connection.received() == [b"b"]
+
+
+def test_more_than_is_read_at_once_is_received(subscribed):
+    connection, server = subscribed
+    assert connection.can_be_read_at_once()
+    saying = threading.Thread(target=server.say, args=(b"$5\r\nhello\r\n" * 30_000,))
+    saying.start()
+    received = 0
+    deadline = time.monotonic() + PATIENCE
+    while received < 30_000 and time.monotonic() < deadline:
+        received += len(connection.received())
+    saying.join(PATIENCE)
+    assert received == 30_000
+
+
+@pytest.mark.parametrize("leave", [Server.leave, lambda server: server.sock.close()], ids=["the_server", "this_side"])
+def test_nothing_is_received_at_once_when_one_side_has_left(subscribed, leave):
+    connection, server = subscribed
+    assert connection.can_be_read_at_once()
+    leave(server)
+    with pytest.raises(redis.ConnectionError):
+        connection.received()
+
+
+def test_an_error_among_what_is_received_at_once_is_raised(subscribed):
+    connection, server = subscribed
+    assert connection.can_be_read_at_once()
+    server.say(b"-ERR unknown command\r\n")
+    with pytest.raises(redis.ResponseError, match="unknown command"):
+        connection.received()
+
+
 class BareHandle:
     """As uvloop's, where less than half a millisecond is left."""
 

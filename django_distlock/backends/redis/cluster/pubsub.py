@@ -104,6 +104,18 @@ class ClusterListener:
     def forget(self, request: LockRequest) -> None:
         self.waiters.discard(request)
 
+    def wait(self, request: LockRequest, timeout: float) -> None:
+        if node := self._find(request.name):
+            node.wait(request, timeout)
+        else:
+            request.event.wait(timeout)
+
+    async def await_wake(self, request: LockRequest, timeout: float) -> None:
+        if node := self._find(request.name):
+            await node.await_wake(request, timeout)
+        else:
+            await request.event.await_set(timeout)
+
     def will_look(self, request: LockRequest) -> None:
         if node := self._find(request.name):
             node.will_look(request)

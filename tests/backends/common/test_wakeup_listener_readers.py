@@ -1,0 +1,114 @@
+"""A thread that waits reads what the server tells, if nobody else does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from django_distlock import lock
+from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.common.wakeup_listener import Waiters
+from django_distlock.backends.redis.backend import RedisBackend
+from tests.support.databases import Waiter, end_sessions
+from tests.support.inside import listener_of
+from tests.support.tools import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["postgres_locks", "valkey_locks"])
+def backend(request):
+    return request.getfixturevalue(request.param)
+
+
+def cut_listeners(backend, store):
+    """End their connections at the server."""
+    if isinstance(backend, RedisBackend):
+        store.client_kill_filter(_type="pubsub")
+    else:
+        end_sessions()
+
+
+@pytest.fixture
+def no_looks(monkeypatch):
+    """Who waits is woken, or waits for a long time."""
+    monkeypatch.setattr(Timing, "look_interval", 4 * PATIENCE)
+    monkeypatch.setattr(Timing, "waiter_expires_after", 8 * PATIENCE)
+
+
+def wait_until_queued(backend, *names):
+    eventually(lambda: listener_of(backend).is_ready and backend.count_waiters(names) == [1] * len(names))
+
+
+def test_who_comes_again_reads_itself(backend, no_looks, monkeypatch):
+    monkeypatch.setattr(Timing, "listener_nap", 1.0)
+    readers, wake = [], Waiters.wake
+
+    def recorded(waiters, token, *handed):
+        readers.append(threading.current_thread().name)
+        return wake(waiters, token, *handed)
+
+    monkeypatch.setattr(Waiters, "wake", recorded)
+
+    def it_read_itself():
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            wait_until_queued(backend, "name")
+        assert waiter.got_in.wait(PATIENCE)
+        waiter.end()
+        return not readers[-1].startswith("distlock-listener")
+
+    eventually(it_read_itself)  # on a busy machine the listener's nap may be over before it comes again
+
+
+def test_those_who_do_not_read_are_woken_too(backend, no_looks):
+    for _ in range(3):
+        held = {name: lock(name, ttl=60) for name in ("a", "b", "c")}
+        for handle in held.values():
+            handle.acquire()
+        waiters = {name: Waiter(name) for name in held}
+        wait_until_queued(backend, *held)
+        for name, handle in held.items():
+            handle.release()
+            assert waiters[name].got_in.wait(PATIENCE)
+        for waiter in waiters.values():
+            waiter.end()
+
+
+@pytest.mark.parametrize("kind", [BaseException, Exception])
+def test_one_that_is_interrupted_leaves_it_to_others(backend, no_looks, kind):
+    class Interrupted(kind):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(3):
+            other = Waiter()
+            assert other.got_in.wait(PATIENCE)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Interrupted), lock("name", wait=PATIENCE):
+                pass
+            waiter = Waiter()
+            eventually(lambda: backend.count_waiters(["name"]) == [1])
+            other.end()
+            assert waiter.got_in.wait(PATIENCE)
+            waiter.end()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_one_whose_connection_is_cut_waits_on(backend, store):
+    for _ in range(2):
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            wait_until_queued(backend, "name")
+            cut_listeners(backend, store)
+            eventually(lambda: not listener_of(backend).is_ready)
+            eventually(lambda: listener_of(backend).is_ready)
+        assert waiter.got_in.wait(PATIENCE)
+        waiter.end()
