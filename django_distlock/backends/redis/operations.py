@@ -29,7 +29,7 @@ ACQUIRE, RELEASE, EXCHANGE = Script("acquire", keys=5), Script("release", keys=5
 EARS, CLAIM_RUN = Script("ears", keys=1), Script("claim_run", keys=2)
 RENEW, RENEW_SLOT = Script("renew", keys=1), Script("renew_slot", keys=1)
 MOST_TOGETHER = 16  # locks that are acquired in one step; each number of them has a script of its own
-RENEW_HEAD, RENEW_SLOT_HEAD = RENEW.head(2), RENEW_SLOT.head(2)
+RENEW_HEADS, RENEW_SLOT_HEADS = [(script.head(2), script.head(3)) for script in (RENEW, RENEW_SLOT)]  # with the holder
 
 GONE = -2  # says PTTL
 JOURNAL_TTL = 30 * 86_400  # seconds after the last entry
@@ -68,6 +68,7 @@ class Operations:
         self._question = packed_once(lambda first: Command(pack("EXISTS", first), key=first))
         self._acquire_options = packed_once(self._pack_acquire_options)
         self._release_options = packed_once(self._pack_release_options)
+        self._packed_ttl = packed_once(lambda ttl: pack_parts(milliseconds(ttl)))
 
     # Commands
 
@@ -159,15 +160,16 @@ class Operations:
         return EARS.call(packed_keys(self._keys.lease(lock)), inbox)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
-        commands, options = [], {ttl: pack_parts(milliseconds(ttl)) for ttl in {ttl for _, ttl in wanted}}
+        commands, packed_ttl = [], self._packed_ttl
         for request, ttl in wanted:
-            key, token, head, script = self._keys.lease(request.key), request.token, RENEW_HEAD, RENEW
+            key, token, heads, script = self._keys.lease(request.key), request.token, RENEW_HEADS, RENEW
             if request.slot > 1:
-                key, head, script = self._keys.others(request.key), RENEW_SLOT_HEAD, RENEW_SLOT
+                key, heads, script = self._keys.others(request.key), RENEW_SLOT_HEADS, RENEW_SLOT
             packed = f"${len(key)}\r\n{key}\r\n" if key.isascii() else pack_parts(key)
-            text = f"{head}{packed}${len(token)}\r\n{token}\r\n{options[ttl]}"
+            text = f"{heads[request.is_unconfirmed]}{packed}${len(token)}\r\n{token}\r\n{packed_ttl(ttl)}"
             if request.is_unconfirmed:
-                text = f"{script.head(3)}{text.removeprefix(head)}{pack_parts(request.holder.to_text())}"
+                holder = request.holder.to_text()
+                text = f"{text}${len(holder)}\r\n{holder}\r\n"
             commands.append(Command(text.encode(), script, key))
         return commands
 

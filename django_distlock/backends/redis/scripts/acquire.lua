@@ -132,16 +132,16 @@ if mode == 'look' then
   redis.call('ZADD', KEYS[2], 'LT', place, me) -- a waiter that was dropped comes back to its place
   if not is_polling then ears = publish(inbox, '?') end
 else
-  place = (mode == 'again' or ARGV[10]) and redis.call('ZSCORE', KEYS[2], me)
-  if not place then
+  local kept = (mode == 'again' or ARGV[10]) and redis.call('ZSCORE', KEYS[2], me)
+  if not kept then
     if ARGV[10] and is_crowded(tonumber(ARGV[10])) then
       if not shown then shown, left = first_to_end() end
       return {'', left, shown, -2}
     end
     place = number()
-    if redis.call('ZADD', KEYS[2], 'NX', place, me) == 0 then place = redis.call('ZSCORE', KEYS[2], me) end
+    kept = redis.call('ZADD', KEYS[2], 'NX', place, me) == 0 and redis.call('ZSCORE', KEYS[2], me)
   end
-  place = string.format('%016.0f', tonumber(place))
+  if kept then place = string.format('%016.0f', tonumber(kept)) end
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[8])
 local ahead = redis.call('ZRANK', KEYS[2], me)

@@ -38,12 +38,13 @@ end
 -- Not a waiter's place, though it is a number, too: in a split brain another master may have granted a larger one since.
 local function number()
   local new = us()
-  local last = counted(redis.call('SET', KEYS[4], string.format('%016.0f', new), 'GET'))
+  local text = string.format('%016.0f', new)
+  local last = counted(redis.call('SET', KEYS[4], text, 'GET'))
   if last >= new then
-    new = last + 1
-    redis.call('SET', KEYS[4], string.format('%016.0f', new))
+    text = string.format('%016.0f', last + 1)
+    redis.call('SET', KEYS[4], text)
   end
-  return string.format('%016.0f', new)
+  return text
 end
 
 -- Leases
