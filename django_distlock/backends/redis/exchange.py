@@ -200,6 +200,8 @@ class DirectExchange(RedisPyExchange):
         except (BlockingIOError, ssl.SSLWantReadError):
             return messages
         except OSError as error:
+            if error.errno is None:
+                raise  # of a handler of a signal, as TimeoutError
             raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
 import threading
 import time
@@ -318,6 +319,32 @@ def test_an_error_among_what_is_received_at_once_is_raised(subscribed):
     server.say(b"-ERR unknown command\r\n")
     with pytest.raises(redis.ResponseError, match="unknown command"):
         connection.received()
+
+
+def test_what_a_handler_of_a_signal_raises_is_no_failure_of_the_connection(subscribed):
+    connection, server = subscribed
+
+    def handle(*_):
+        raise TimeoutError("of the caller")
+
+    class Interrupted:
+        """A parser, while which works a signal comes."""
+
+        def gets(self):
+            return False
+
+        def feed(self, data):
+            signal.raise_signal(signal.SIGUSR1)
+
+    assert connection.can_be_read_at_once()
+    connection._replies = Interrupted()
+    server.say(b"$1\r\na\r\n")
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(TimeoutError, match="of the caller"):
+            connection.received()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 class BareHandle:
