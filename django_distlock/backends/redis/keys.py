@@ -154,10 +154,6 @@ class ClusterKeys(Keys):
         """With sharded pub/sub, channels are in slots as keys are, so a process has an inbox per shard."""
         return f"{self.prefix}|in:{{{shard}}}:{process}"
 
-    def shard_in(self, key: str) -> int:
-        """The shard of a key or channel."""
-        return int(key[key.index("{") + 1 : key.index("}")])
-
     def name_in(self, lease: str) -> str:
         return lease.partition("}:")[2]
 

@@ -30,6 +30,7 @@ logger = logging.getLogger("django_distlock")
 # Sharded first: a plain pattern subscriber, such as a monitor, would make dead waiters look alive.
 KINDS = (("SSUBSCRIBE", "S"), ("SUBSCRIBE", "P"))
 MESSAGE = re.compile(rb"([0-9a-f]{%d}) (\d{1,4}) (\d{1,19}) (.*)" % TOKEN_LENGTH, re.DOTALL)  # see lock.lua
+PUBLISHED = (b"smessage", b"message")
 BY_MESSAGE = {"S": "T", "P": "Q"}  # the inboxes of those who may take their lease by the message
 
 
@@ -231,13 +232,13 @@ class RedisListener(WakeupListener):
         super()._mark_ready()
 
     def _receive(self, message: Any) -> None:
-        self._heard_at = clock()
-        text: bytes = message[2]
-        if text == b"?":
+        """Anybody may have published it. It must not fail: who waits for a lock would get the error."""
+        if message[0] not in PUBLISHED:
             return
-        if not (found := MESSAGE.fullmatch(text)):
-            return  # of somebody else, who may publish here
-        token, slot, fence, key = found[1].decode(), int(found[2]), int(found[3]), found[4].decode()
+        self._heard_at = clock()
+        if not (found := MESSAGE.fullmatch(message[2])):
+            return  # an echo, or of somebody else
+        token, slot, fence, key = found[1].decode(), int(found[2]), int(found[3]), found[4].decode(errors="replace")
         handed = (slot, fence) if fence else None
         if not self._waiters.wake(token, handed) and slot and not handed:
             self._hand_back(token, key)

@@ -11,6 +11,7 @@ from django_distlock import lock
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.types import new_token
 from tests.support.databases import Waiter, end_sessions
 from tests.support.inside import listener_of
 from tests.support.tools import PATIENCE, eventually
@@ -42,8 +43,9 @@ def wait_until_queued(backend, *names):
     eventually(lambda: listener_of(backend).is_ready and backend.count_waiters(names) == [1] * len(names))
 
 
-def test_who_comes_again_reads_itself(backend, no_looks, monkeypatch):
-    monkeypatch.setattr(Timing, "listener_nap", 1.0)
+@pytest.fixture
+def readers(monkeypatch):
+    """The names of the threads that have read messages."""
     readers, wake = [], Waiters.wake
 
     def recorded(waiters, token, *handed):
@@ -51,6 +53,15 @@ def test_who_comes_again_reads_itself(backend, no_looks, monkeypatch):
         return wake(waiters, token, *handed)
 
     monkeypatch.setattr(Waiters, "wake", recorded)
+    return readers
+
+
+def is_waiter(reader):
+    return not reader.startswith("distlock-listener")
+
+
+def test_who_comes_again_reads_itself(backend, no_looks, readers, monkeypatch):
+    monkeypatch.setattr(Timing, "listener_nap", 1.0)
 
     def it_read_itself():
         with lock("name", ttl=60):
@@ -58,7 +69,7 @@ def test_who_comes_again_reads_itself(backend, no_looks, monkeypatch):
             wait_until_queued(backend, "name")
         assert waiter.got_in.wait(PATIENCE)
         waiter.end()
-        return not readers[-1].startswith("distlock-listener")
+        return is_waiter(readers[-1])
 
     eventually(it_read_itself)  # on a busy machine the listener's nap may be over before it comes again
 
@@ -112,3 +123,25 @@ def test_one_whose_connection_is_cut_waits_on(backend, store):
             eventually(lambda: listener_of(backend).is_ready)
         assert waiter.got_in.wait(PATIENCE)
         waiter.end()
+
+
+@pytest.mark.parametrize("backend", ["valkey_locks", "cluster_locks"], indirect=True)
+@pytest.mark.parametrize("key", [b"\xff", b"", b"}{", b"{1", b"name"])
+def test_what_others_publish_fails_nobody_who_reads_it(request, backend, no_looks, readers, key):
+    if request.node.callspec.params["backend"] == "valkey_locks":
+        clients = [request.getfixturevalue("store")]
+    else:
+        clients = [primary.client for primary in request.getfixturevalue("valkey_cluster").primaries]
+
+    def a_waiter_has_read():
+        for client in clients:
+            for channel in client.pubsub_shardchannels():
+                client.execute_command("SPUBLISH", channel, b"%s 1 0 %s" % (new_token().encode(), key))
+        return any(map(is_waiter, readers))
+
+    with lock("name", ttl=60):
+        waiter = Waiter()
+        eventually(lambda: backend.count_waiters(["name"]) == [1])
+        eventually(a_waiter_has_read)
+    assert waiter.got_in.wait(PATIENCE)
+    waiter.end()

@@ -21,7 +21,7 @@ from ...common.timing import Timing
 from ...common.wakeup_listener import Waiters
 from ..codec import new_process
 from ..config import Location
-from ..keys import ClusterKeys
+from ..keys import ClusterKeys, slot_of
 from ..pubsub import KINDS, RedisListener
 from ..scripts import pack
 from .client import ClusterClient
@@ -137,7 +137,7 @@ class ClusterListener:
         return [keys.shard_inbox(self.process, shard) for shard in shards]
 
     def owns(self, address: Address, key: str) -> bool:
-        return self._owner(self.keys.shard_in(key)) == address
+        return self.slots.owners.get(slot_of(key)) == address
 
     def _owner(self, shard: int) -> Address | None:
         return self.slots.owners.get(self.keys.slot_of_shard(shard))
@@ -244,9 +244,8 @@ class NodeListener(RedisListener):
         return refused
 
     def _receive(self, message: Any) -> None:
-        if message[0] in (b"smessage", b"message"):
-            super()._receive(message)
-        elif message[0] == b"sunsubscribe":  # the slot has gone to another node
+        super()._receive(message)
+        if message[0] == b"sunsubscribe":  # the slot has gone to another node
             channel = message[1].decode()
             self.channels -= {channel}
             self._wake({channel})
