@@ -45,6 +45,9 @@ class Readers:
     A place is given up by one call, the first one in a ``finally``. No interrupt comes before it, so a thread that no
     longer waits does not stay in the line. If an interrupt comes before the next reader is woken, that reader wakes
     after its nap. The last one in the line closes a connection that is over.
+
+    A signal handler that waits itself, on top of the reader, stands behind it: it and the others learn of their turn
+    from looks.
     """
 
     failure: Exception | None = None  # met by a waiter

@@ -76,7 +76,7 @@ class RedisPyExchange:
         """
         return self.read_response(disable_decoding=True) if self.can_read(timeout) else None
 
-    def can_be_read_at_once(self: Any) -> bool:
+    def can_read_without_waiting(self: Any) -> bool:
         """Whether ``received()`` can be used, on a connection that nobody has received from yet."""
         return False
 
@@ -174,7 +174,7 @@ class DirectExchange(RedisPyExchange):
             raise found
         return found
 
-    def can_be_read_at_once(self: Any) -> bool:
+    def can_read_without_waiting(self: Any) -> bool:
         if self._replies is None:
             self._replies = _new_reader(self)
         return self._replies is not None

@@ -207,7 +207,7 @@ class RedisListener(WakeupListener):
         return message
 
     def readers(self, connection: Any) -> Readers | None:
-        if not connection.can_be_read_at_once():
+        if not connection.can_read_without_waiting():
             return None
         take, close = partial(self._take, connection), partial(self.disconnect, connection)
         return Readers(connection.sock, take, close, RedisError, on_failure=self._rest.set)

@@ -282,7 +282,7 @@ def test_nothing_is_received_when_one_side_has_left(subscribed, leave):
 
 def test_all_messages_are_received_without_waiting(subscribed):
     connection, server = subscribed
-    assert connection.can_be_read_at_once()
+    assert connection.can_read_without_waiting()
     assert connection.received() == []
     server.say(b"$1\r\na\r\n:2\r\n$1\r")
     assert connection.received() == [b"a", 2]
@@ -293,7 +293,7 @@ def test_all_messages_are_received_without_waiting(subscribed):
 
 def test_more_than_is_read_at_once_is_received(subscribed):
     connection, server = subscribed
-    assert connection.can_be_read_at_once()
+    assert connection.can_read_without_waiting()
     saying = threading.Thread(target=server.say, args=(b"$5\r\nhello\r\n" * 30_000,))
     saying.start()
     received = 0
@@ -307,7 +307,7 @@ def test_more_than_is_read_at_once_is_received(subscribed):
 @pytest.mark.parametrize("leave", [Server.leave, lambda server: server.sock.close()], ids=["the_server", "this_side"])
 def test_nothing_is_received_at_once_when_one_side_has_left(subscribed, leave):
     connection, server = subscribed
-    assert connection.can_be_read_at_once()
+    assert connection.can_read_without_waiting()
     leave(server)
     with pytest.raises(redis.ConnectionError):
         connection.received()
@@ -315,7 +315,7 @@ def test_nothing_is_received_at_once_when_one_side_has_left(subscribed, leave):
 
 def test_an_error_among_what_is_received_at_once_is_raised(subscribed):
     connection, server = subscribed
-    assert connection.can_be_read_at_once()
+    assert connection.can_read_without_waiting()
     server.say(b"-ERR unknown command\r\n")
     with pytest.raises(redis.ResponseError, match="unknown command"):
         connection.received()
@@ -336,7 +336,7 @@ def test_what_a_handler_of_a_signal_raises_is_no_failure_of_the_connection(subsc
         def feed(self, data):
             signal.raise_signal(signal.SIGUSR1)
 
-    assert connection.can_be_read_at_once()
+    assert connection.can_read_without_waiting()
     connection._replies = Interrupted()
     server.say(b"$1\r\na\r\n")
     before = signal.signal(signal.SIGUSR1, handle)
