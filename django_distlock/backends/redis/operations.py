@@ -29,7 +29,8 @@ ACQUIRE, RELEASE, EXCHANGE = Script("acquire", keys=5), Script("release", keys=5
 EARS, CLAIM_RUN = Script("ears", keys=1), Script("claim_run", keys=2)
 RENEW, RENEW_SLOT = Script("renew", keys=1), Script("renew_slot", keys=1)
 MOST_TOGETHER = 16  # locks that are acquired in one step; each number of them has a script of its own
-RENEW_HEADS, RENEW_SLOT_HEADS = [(script.head(2), script.head(3)) for script in (RENEW, RENEW_SLOT)]  # with the holder
+# Without the holder, and with it
+RENEW_HEADS, RENEW_SLOT_HEADS = [(script.head(2), script.head(3)) for script in (RENEW, RENEW_SLOT)]
 
 GONE = -2  # says PTTL
 JOURNAL_TTL = 30 * 86_400  # seconds after the last entry
