@@ -40,14 +40,14 @@ serve: $(VENV)/.ready
 	@SHOP_BACKEND=$(BACKEND) $(BIN)/python -m example_project.serve
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --processes auto $(ARGS)
 
 quick: $(VENV)/.ready
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest --processes auto -m "not slow" $(ARGS)
 
 coverage: $(VENV)/.ready-coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	$(BIN)/coverage run -m pytest --processes auto $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

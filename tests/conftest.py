@@ -48,6 +48,8 @@ from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.terminal import Terminal
 from tests.support.tools import PATIENCE, backend_on, eventually, renewer_of, threads_of
 
+pytest_plugins = ["tests.support.forked_run"]
+
 # As the plugin does where it is installed
 pytest.register_assert_rewrite(
     *(
@@ -78,11 +80,6 @@ ONCE = ("backends/redis/cluster", "backends/redlock", "backends/zookeeper", "pro
 TESTS = Path(__file__).parent
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Four per processor: the tests wait for servers and for time to pass more than they compute."""
-    return 4 * (os.cpu_count() or 1)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for path, tests in groupby(items, key=lambda item: item.path):
         folder = path.parent.relative_to(TESTS)
@@ -90,29 +87,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in tests:
             for mark in marks:
                 item.add_marker(mark)
-    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = dealt(items, workers)
-
-
-def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """So that each worker begins with its share of slow modules, and quick tests are left to those who are done first.
-
-    xdist gives to each worker as many tests as to any other; who is done takes from the ends of others' lists.
-    RabbitMQ takes seconds of a processor to start: its tests are dealt as those of one module.
-    """
-    there, elsewhere = ([item for item in items if ("rabbitmq" in item.nodeid) is wanted] for wanted in (True, False))
-    modules = [there, *(list(tests) for _, tests in groupby(elsewhere, key=lambda item: item.path))]
-    slow = [tests for tests in modules if any(item.get_closest_marker("slow") for item in tests)]
-    quick = [item for tests in modules if tests not in slow for item in tests]
-    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    for tests in sorted(slow, key=len, reverse=True):
-        min(shares, key=len)[:0] = tests  # modules of a few tests come first: each of those takes long, as fleets do
-    for number, share in enumerate(shares):
-        left = len(quick) + sum(map(len, shares[number:]))
-        room = max(left // (workers - number) - len(share), 0)
-        share += quick[:room]
-        del quick[:room]
-    return [item for share in shares for item in share]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -95,6 +95,7 @@ OF_MANY_MODULES = {
     "simulation": "the whole package in seeded worlds, the models of servers, planted changes",
     "unit/test_distribution": "what is packed",
     "unit/test_docs": "the pages",
+    "unit/test_forked_run": "a run of tests in several processes",
     "unit/test_imports": "what a process loads",
     "unit/test_layout": "the structure of the package",
     "unit/test_platforms": "other systems",

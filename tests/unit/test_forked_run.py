@@ -1,0 +1,70 @@
+"""Tests in several processes: each runs once, whatever becomes of the process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = """
+import os
+from pathlib import Path
+import pytest
+
+def noted(event):
+    with Path("events").open("a") as file:
+        file.write(f"{event}\\n")
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    noted(f"started at {tmp_path_factory.getbasetemp()}")
+    yield
+    noted("ended")
+
+@pytest.mark.parametrize("number", range(40))
+def test_passes(number, server):
+    noted(f"test {number}")
+
+def test_fails(server):
+    assert 1 + 1 == 3
+
+def test_dies():
+    os._exit(7)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(*arguments: str) -> tuple[str, Counter[str]]:
+        command = "pytest", "-p", "tests.support.forked_run", "-p", "no:randomly", "--processes", "3", *arguments
+        (tmp_path / "test_it.py").write_text(TESTS)
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+            env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        )  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stdout, Counter((tmp_path / "events").read_text().splitlines())
+
+    return run
+
+
+def test_each_runs_once_and_fixtures_of_the_session_end_in_each_process(run):
+    told, events = run()
+    assert "2 failed, 40 passed" in told
+    assert "assert (1 + 1) == 3" in told
+    assert "Its process ended, with 7." in told
+    assert [count for event, count in events.items() if event.startswith("test ")] == [1] * 40
+    folders = {event for event in events if event.startswith("started")}
+    assert len(folders) == events.total() - 40 - events["ended"]  # each process has its own
+    assert 2 <= events["ended"] <= len(folders) <= 4
+
+
+def test_after_a_failure_no_other_is_begun_where_that_is_wanted(run):
+    told, events = run("-x", "--deselect", "test_it.py::test_dies")
+    assert "stopping after 1 failures" in told
+    assert int(re.search(r"(\d+) passed", told)[1]) == events.total() - 2 * events["ended"]
