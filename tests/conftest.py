@@ -132,11 +132,11 @@ def server() -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+def postgres(folder_of_run: Path) -> Iterator[Postgres]:
     """The PostgreSQL of this test process."""
     if (folder := postgres_server.programs()) is None:
         missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
-    with Postgres(folder) as server:
+    with Postgres(folder, template=folder_of_run / "postgres") as server:
         yield server
 
 

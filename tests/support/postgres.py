@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -30,13 +31,15 @@ def programs() -> Path | None:
 
 
 class Postgres:
-    """``with Postgres(programs()) as server: server.database("name")``. Keeps nothing.
+    """``with Postgres(programs()) as server: server.settings()``. Keeps nothing.
 
-    ``sync_us``: microseconds that each sync of its log takes, as on a disk; 0: it does not sync.
+    ``sync_us``: microseconds that each sync of its log takes, as on a disk; 0: it does not sync. ``template``: of
+    several servers the first leaves there what initdb makes, for the others.
     """
 
-    def __init__(self, programs: Path, sync_us: int = 0) -> None:
+    def __init__(self, programs: Path, sync_us: int = 0, template: Path | None = None) -> None:
         self.programs = programs
+        self._template = template
         # Syncs of files in memory take no time of their own.
         memory = "/dev/shm" if sync_us and os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=memory))
@@ -52,10 +55,22 @@ class Postgres:
         self._data = self.folder / "data"
 
     def __enter__(self) -> Postgres:
-        options = "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8"
-        subprocess.run([self.programs / "initdb", *options, self._data], check=True, **self._run)
+        if self._template is None:
+            self._initialize()
+        else:
+            with self._template.with_suffix(".lock").open("wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not self._template.exists():
+                    self._initialize()
+                    _copy(self._data, self._template)
+            if not self._data.exists():
+                _copy(self._template, self._data)
         self.start()
         return self
+
+    def _initialize(self) -> None:
+        options = "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8"
+        subprocess.run([self.programs / "initdb", *options, self._data], check=True, **self._run)
 
     def start(self) -> None:
         self.process = subprocess.Popen(
@@ -92,6 +107,11 @@ class Postgres:
             "USER": "tests",
             "HOST": str(self.folder),
         }
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """With its owner, whose PostgreSQL refuses those of others."""
+    subprocess.run(["cp", "-a", folder, to], check=True)
 
 
 class Bouncer:
