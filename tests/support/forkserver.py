@@ -46,9 +46,10 @@ django.contrib.sessions.backends.base django.contrib.staticfiles.handlers django
 IMPORTED = {
     "libraries": LIBRARIES,  # for programs with a copy of the package
     "simulation": "tests.simulation.engine.libraries",  # so, too, and with a hash seed that does not change
-    "django": LIBRARIES + PACKAGE,
-    "celery": LIBRARIES + PACKAGE + CELERY,
+    "django": PACKAGE,
+    "celery": CELERY,
 }
+FORKED_FROM = {"django": "libraries", "celery": "django"}  # which has imported what that has, too
 
 
 class Program(subprocess.Popen[Any]):
@@ -116,11 +117,11 @@ class ForkServer:
         self._lock = threading.Lock()
         self._channel, other = socket.socketpair()
         with other:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(other.fileno()), *IMPORTED[like].split()],
+            self.process = Program(
+                [__file__, *IMPORTED[like].split()],
+                like=FORKED_FROM.get(like),
                 cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
+                stdin=other,
                 env={**os.environ, "PYTHONHASHSEED": "0"} if like == "simulation" else None,
             )
 
@@ -134,7 +135,7 @@ class ForkServer:
 
 
 _servers: dict[str, ForkServer] = {}
-_starting = threading.Lock()  # two threads may ask for the first program at once
+_starting = threading.RLock()  # two threads may ask for the first program at once; one server may start another
 
 
 def _server(like: str) -> ForkServer:
@@ -234,7 +235,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the tests
     if not sys.flags.safe_path:
         sys.path[0] = str(ROOT)
-    for one_module in sys.argv[2:]:
+    for one_module in sys.argv[1:]:
         __import__(one_module)
     assert threading.active_count() == 1
     sys.path[:] = [path for path in sys.path if path not in (str(ROOT), *_paths())]
@@ -242,4 +243,4 @@ if __name__ == "__main__":
 
     gc.collect()
     gc.freeze()
-    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    _become(_serve(socket.socket(fileno=0)))
