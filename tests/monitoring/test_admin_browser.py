@@ -110,17 +110,25 @@ def page(browser, server):
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
     browser.resize(1440, 800)
-    browser.colours("light")
-    browser.open(f"{server.url}/admin/login/")
     cookie = client.cookies["sessionid"].value
     browser.send("Network.setCookie", name="sessionid", value=cookie, url=server.url)
-    browser.complaints.clear()
     browser.address = f"{server.url}{LIST}"
     yield browser
-    browser.open("about:blank#")
-    complaints = [*browser.complaints]
-    browser.forget()
-    assert complaints == []
+    assert browser.forget() == []
+
+
+@pytest.fixture
+def picture(page):
+    """Takes one, if somebody wants to look at it. Names that end with ``-dark`` are of the page in dark colours."""
+
+    def take(name: str) -> None:
+        if wanted := os.environ.get("DISTLOCK_SCREENSHOTS"):
+            path = Path(wanted, f"{name}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            page.colours("dark" if name.endswith("-dark") else "light")
+            page.screenshot(path)
+
+    return take
 
 
 @pytest.fixture
@@ -237,18 +245,14 @@ def test_all_columns_fit(page, some_locks, width):
 
 
 @pytest.mark.parametrize(("language", "paused", "unit"), [("de", "Anhalten", "s"), ("zh-hans", "暂停", "秒")])
-def test_pages_fit_in_each_language(page, some_locks, settings, tmp_path, language, paused, unit):
-    """DISTLOCK_SCREENSHOTS keeps the pictures, to be looked at."""
+def test_pages_fit_in_each_language(page, picture, some_locks, settings, language, paused, unit):
     settings.LANGUAGE_CODE = language
-    folder = Path(os.environ.get("DISTLOCK_SCREENSHOTS") or tmp_path) / language
-    folder.mkdir(parents=True, exist_ok=True)
 
     def fits(name: str) -> None:
         for width in (1280, 390):
             page.resize(width, 1000, phone=width < 800)
-            for scheme in ("light", "dark"):
-                page.colours(scheme)
-                page.screenshot(folder / f"{name}-{width}-{scheme}.png")
+            picture(f"{language}/{name}-{width}-light")
+            picture(f"{language}/{name}-{width}-dark")
             assert page.run("document.documentElement.scrollWidth") <= width
             parts = "[...document.querySelectorAll('.results, .actions')]"
             assert page.run(f"{parts}.every((one) => one.scrollWidth <= one.clientWidth)")
@@ -305,21 +309,16 @@ def test_a_backend_that_goes_down_and_comes_back(page, backend, monkeypatch):
     page.poll(lambda: not page.texts(".messagelist li.error"))
 
 
-def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, tmp_path):
+def test_from_the_list_to_the_release_with_pictures(page, picture, backend, some_locks):
     """List, search, filter, sort, select, confirm, released. On the way the pictures of the documentation are taken."""
-    folder = Path(os.environ.get("DISTLOCK_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
     page.open(page.address)
     page.until("document.querySelector('.distlock-refresh') !== null")
     assert len(page.texts(NAMES)) == 6
     assert page.texts(f"{ROWS} .field-queue") == ["0", "0", "0", "0", "3", "0"]
-    page.screenshot(folder / "held-locks.png")
-    page.colours("dark")
-    page.screenshot(folder / "held-locks-dark.png")
+    picture("held-locks")
+    picture("held-locks-dark")
     page.resize(400, 800, phone=True)
-    page.screenshot(tmp_path / "held-locks-narrow-dark.png")
-    page.colours("light")
-    page.screenshot(folder / "held-locks-narrow.png")
+    picture("held-locks-narrow")
     wide = page.run("document.documentElement.scrollWidth")
     assert wide <= 400, f"the page is {wide} pixels wide on a phone"
     page.resize(1440, 800)
@@ -342,10 +341,10 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
     page.click(RUN)
     page.until(f"document.querySelector('{CONFIRM}') !== null && document.title.includes('Release')")
     assert "order:1041 (default): POST orders/<int:order_id>/pay (pid 211 on web-1" in page.text()
-    page.screenshot(folder / "release.png")
+    picture("release")
     page.click(CONFIRM)
     page.poll(lambda: "Released 2 locks: order:1041, report:monthly." in page.text(".messagelist"))
-    page.screenshot(folder / "released.png")
+    picture("released")
     assert locked_names(backend) == ["mail:newsletter", "nightly:reconcile", "order:1042"]
 
     page.run(f"document.querySelector(\"{ROWS} th.field-name a[href*='order_3A1042']\").click()")
@@ -354,19 +353,15 @@ def test_from_the_list_to_the_release_with_pictures(page, backend, some_locks, t
         assert shown in page.text("#heldlock_form")
     assert len(page.texts(".field-waiters li")) == 3
     page.resize(1440, 1120)
-    page.screenshot(folder / "lock.png")
-    page.colours("dark")
+    picture("lock")
     page.resize(400, 1900, phone=True)
-    page.screenshot(tmp_path / "lock-narrow-dark.png")
     assert page.run("document.documentElement.scrollWidth") <= 400
     page.resize(1440, 1120)
-    page.screenshot(tmp_path / "lock-dark.png")
-    page.colours("light")
     left = json.loads(page.run("JSON.stringify(document.querySelector('.field-left .distlock-seconds').innerText)"))
     page.poll(lambda: page.text(".field-left .distlock-seconds") != left)
 
 
-def test_all_that_a_host_holds_is_released(page, backend, tmp_path):
+def test_all_that_a_host_holds_is_released(page, backend):
     for number in (1, 2):
         hold(backend, f"order:{number}", host="web-1")
     hold(locks["batch"], "import:1", host="web-1", ago=5)
@@ -379,9 +374,7 @@ def test_all_that_a_host_holds_is_released(page, backend, tmp_path):
     page.click(RUN)
     page.until(f"document.querySelector('{CONFIRM}') !== null && document.title.includes('web-1')")
     assert "Release these 3 locks?" in page.text("#content")
-    page.colours("dark")
     page.resize(400, 800, phone=True)
-    page.screenshot(tmp_path / "release-host-narrow-dark.png")
     page.click(CONFIRM)
     page.poll(lambda: "Released 3 locks: " in page.text(".messagelist"))
     assert (locked_names(backend), locked_names(locks["batch"])) == (["order:3"], [])

@@ -70,11 +70,12 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
-    def forget(self) -> None:
-        """Cookies, complaints, and the page that is open."""
+    def forget(self) -> list[str]:
+        """Cookies, and the page that is open. Returns the complaints, and forgets them, too."""
         self.open("about:blank#")
         self.send("Network.clearBrowserCookies")
-        self.complaints.clear()
+        complaints, self.complaints = self.complaints, []
+        return complaints
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
