@@ -56,9 +56,10 @@ def world(locmem_locks, monkeypatch):
 
 
 @pytest.fixture
-def rarely(monkeypatch):
-    """Days pass more quickly without a look each second whether the store lost its data."""
+def rarely(monkeypatch, settings):
+    """Days pass more quickly without looks each few seconds: whether the store lost its data, and for unsent runs."""
     monkeypatch.setattr(beat.SharedRuns, "verify_interval", 86_400.0)
+    settings.DISTRIBUTED_LOCKS_BEAT = {"RESEND_AFTER": 86_400}
 
 
 def everything():

@@ -10,11 +10,11 @@ is_driver_there()
 SECRET_KEY = "for tests only"
 USE_TZ = True
 DATABASES = {"default": json.loads(os.environ["MIGRATED"])}
-DISTRIBUTED_LOCKS = {"default": {"BACKEND": "django_distlock.backends.database.DatabaseBackend"}}
-INSTALLED_APPS = [
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.sessions",
-    "django_distlock",
-]
+DISTRIBUTED_LOCKS = {
+    "default": {
+        "BACKEND": "django_distlock.backends.database.DatabaseBackend",
+        "OPTIONS": {"timeout": 30.0},  # a busy machine takes longer than a second to connect
+    }
+}
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.sessions", "django_distlock"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

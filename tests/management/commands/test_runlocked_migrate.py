@@ -96,16 +96,13 @@ def outcome(process):
     return process.returncode, out, errors
 
 
-@pytest.mark.parametrize(
-    ("database", "number"), [("postgres", 3), ("pgbouncer", 2), ("mariadb", 2), ("sqlite", 2)], indirect=["database"]
-)
-def test_of_several_at_once_one_migrates_and_all_succeed(start, database, number):
-    processes = [start("migrate", "--wait", "600", "--", *MIGRATE) for _ in range(number)]
+def test_of_two_at_once_one_migrates_and_both_succeed(start, database):
+    processes = [start("migrate", "--wait", "600", "--", *MIGRATE) for _ in range(2)]
     outcomes = [outcome(process) for process in processes]
-    assert [code for code, _, _ in outcomes] == [0] * number, outcomes
+    assert [code for code, _, _ in outcomes] == [0, 0], outcomes
     applied = Counter(name for _, out, _ in outcomes for name in re.findall(r"Applying (\S+)\.\.\. OK", out))
     assert set(applied.values()) == {1}
-    assert sum("No migrations to apply" in out for _, out, _ in outcomes) == number - 1
+    assert sum("No migrations to apply" in out for _, out, _ in outcomes) == 1
     recorded = [f"{app}.{name}" for app, name in recorded_in("migrated")]
     made_first = set(recorded) - set(applied)
     if "sqlite" in database["ENGINE"]:  # where the locks have a file of their own, with their tables in it
