@@ -100,7 +100,7 @@ def uwsgi(serve):
 class TestUwsgi:
     """Forks in C, and calls Python's hooks by option alone."""
 
-    @pytest.mark.parametrize("options", [[], ["--threads", "2"], ["--lazy-apps"]], ids=["default", "threads", "lazy"])
+    @pytest.mark.parametrize("options", [[], ["--threads", "2"]], ids=["default", "threads"])
     def test_workers_never_hold_a_lock_together(self, uwsgi, options):
         server = uwsgi("--enable-threads", *options, master="contends")
         for found in server.ask_both("contend"):

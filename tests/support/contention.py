@@ -11,7 +11,7 @@ import redis
 from django_distlock import LockError, lock
 
 
-def contend(url: str, *, threads: int, names: int = 2, seconds: float = 1.0) -> Counter[str]:
+def contend(url: str, *, threads: int, names: int = 2, seconds: float = 0.5) -> Counter[str]:
     """How often a lock was held, how often by two at once, and the errors by their names.
 
     The counters of who is inside are in the server at ``url``.

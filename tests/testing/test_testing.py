@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
-import sys
 import tomllib
 import unittest
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +41,7 @@ from django_distlock.testing import (
     store_down,
 )
 from django_distlock.types import Slot
+from tests.support import forkserver
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, lock_request
 
@@ -411,10 +410,8 @@ def run_pytest(tmp_path):
         }
         loaded = [part for plugin in ("django_distlock.testing.plugin", *plugins) for part in ("-p", plugin)]
         usual = ["-rA", "--tb=short", "-p", "no:cacheprovider", *loaded]
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *usual, *options, "test_shop.py"],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
-        ).stdout  # fmt: skip
+        command = ["-m", "pytest", *usual, *options, "test_shop.py"]
+        return forkserver.run(command, cwd=tmp_path, env=environment, timeout=2 * PATIENCE, check=False).stdout
 
     return run
 
@@ -516,8 +513,8 @@ class TestSeparateLocks:
         (tmp_path / "shop_runner.py").write_text(RUNNER)
         for number in (1, 2):
             (tmp_path / f"test_shop_{number}.py").write_text(TESTS)
-        done = subprocess.run(
-            [sys.executable, "-m", *runner], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        done = forkserver.run(
+            ["-m", *runner], cwd=tmp_path, check=False, timeout=4 * PATIENCE,
             env={**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": f"{tmp_path}:{ROOT}",
                  "STORE": valkey.url, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         )  # fmt: skip

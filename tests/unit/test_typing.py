@@ -23,14 +23,14 @@ def run(*command):
     return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def lines_by_mypy(folder, paths):
+def lines_by_mypy(paths):
     options = ["--config-file", "", "--strict", "--follow-imports=silent", "--ignore-missing-imports"]
-    done = run("mypy", *options, "--show-error-codes", "--cache-dir", str(folder), *map(str, paths))
+    done = run("mypy", *options, "--show-error-codes", "--cache-dir", ".mypy_cache/of_tests", *map(str, paths))
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return [(name, int(line)) for name, line in re.findall(r"(\w+\.py):(\d+): error", done.stdout)]
 
 
-def lines_by_pyright(folder, paths):
+def lines_by_pyright(paths):
     if shutil.which("node") is None:
         missing("node", "pyright runs on Node.js")
     done = run("pyright", "--outputjson", "--pythonpath", sys.executable, *map(str, paths))
@@ -43,10 +43,10 @@ def lines_by_pyright(folder, paths):
 
 
 @pytest.fixture(params=[lines_by_mypy, lines_by_pyright], ids=["mypy", "pyright"], scope="module")
-def errors(request, tmp_path_factory):
+def errors(request):
     """The lines with errors, by the name of the file. The checker reads the package once for all files."""
     found = {path.name: set() for path in FILES.glob("*.py")}
-    for name, line in request.param(tmp_path_factory.mktemp("types"), sorted(FILES.glob("*.py"))):
+    for name, line in request.param(sorted(FILES.glob("*.py"))):
         found[name].add(line)
     return found
 

@@ -264,7 +264,7 @@ class TestGreenlets:
             "from tests.support.contention import contend\n"
             "contend(sys.argv[1], threads=2, seconds=0.3)\n"
             "if not os.fork(): time.sleep(2); os._exit(0)\n"
-            "say('forked'); say(dict(contend(sys.argv[1], threads=4, seconds=1.5)))\n",
+            "say('forked'); say(dict(contend(sys.argv[1], threads=4, seconds=1.0)))\n",
             first=MONKEY,
         )
         assert heard(parent) == "forked"
