@@ -304,13 +304,15 @@ def test_without_a_quorum_there_is_no_column_of_nodes(operator, backend):
 
 
 @on_each_store
-@pytest.mark.parametrize("name", ["a", "a/b", "a@b", "x\r\ny", "nul\0", "50%", "%41", " space ", "ä/日本", "{}"])
-def test_any_name_can_be_released(operator, backend, name):
-    hold(backend, name)
+def test_any_name_can_be_released(operator, backend):
+    names = ["a", "a/b", "a@b", "x\r\ny", "nul\0", "50%", "%41", " space ", "ä/日本", "{}"]
+    for name in names:
+        hold(backend, name)
     page = operator.get(LIST).content.decode()
-    assert re.search(r'name="_selected_action" value="([^"\r\n\0]*)"', page)
-    assert said(release(operator, [key_of(backend, name)]))[0].startswith("success: Released 1 lock")
-    assert backend.look([name]) == [[]]
+    keys = re.findall(r'name="_selected_action" value="([^"\r\n\0]*)"', page)
+    assert sorted(map(html.unescape, keys)) == sorted(key_of(backend, name) for name in names)
+    assert said(release(operator, keys))[0].startswith(f"success: Released {len(names)} locks")
+    assert backend.look(names) == [[] for _ in names]
 
 
 def test_release_asks_first_and_says_what_it_did(operator, backend, forced):

@@ -375,6 +375,7 @@ def test_clocks_that_differ_by_a_third_of_the_period_make_no_duplicate(fleets):
     report("clocks apart by 35 %", sends=len(fleet.sends()), shortest=round(min(between), 3))
 
 
+@slow
 def test_stock_beats_send_everything_as_often_as_there_are_beats(fleets):
     """The harness sees duplicates when there are any."""
     fleet = fleets(BOTH, scheduler="celery.beat:Scheduler")

@@ -23,8 +23,6 @@ RULES = [
     "memory/a slot is granted twice",
     "postgresql/one of the slots that ended is handed on",
     "proxied/what scripts are told is believed",
-    "redis/a queue that nobody looks at is kept",
-    "redis/a release does not look for its token in all slots",
     "redis/the last fencing number is forgotten where the clock went back",
 ]
 

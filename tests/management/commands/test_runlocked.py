@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, ManagementUtility, call_command
 
 from django_distlock.names import check_name
 from django_distlock.testing import override_locks, store_down
@@ -254,5 +254,8 @@ def test_no_program_runs_without_its_lock_whatever_the_alias_says():
         ["x", "--using", "no", "--", "true"],
     ],
 )
-def test_wrong_usage(run, arguments):
-    assert ended(run(*arguments))[0] == 2
+def test_wrong_usage(locmem_locks, arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        ManagementUtility(["manage.py", "runlocked", *arguments]).execute()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err
