@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -148,11 +149,12 @@ def _is_usable(hunk: Hunk, root: Path) -> bool:
     return True
 
 
-def edits_of(file: str, source: str) -> Iterator[Edit]:
+@cache
+def edits_of(file: str, source: str) -> list[Edit]:
+    """Several shares have the same file."""
     if file.endswith(".lua"):
-        yield from lua_edits(source)
-    else:
-        yield from PythonEdits(source, SKIPPED_FUNCTIONS, SKIPPED_LINES).all()
+        return [*lua_edits(source)]
+    return [*PythonEdits(source, SKIPPED_FUNCTIONS, SKIPPED_LINES).all()]
 
 
 def as_hunk(file: str, source: str, edit: Edit) -> Hunk:
