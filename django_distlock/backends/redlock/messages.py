@@ -14,7 +14,7 @@ from ...utils import fork
 from ...utils.clock import clock
 from ..common.timing import Timing
 from ..redis.breaker import ServerBreaker
-from ..redis.errors import is_refused, is_transient, without_traceback
+from ..redis.errors import is_about_leaving, is_refused, is_transient, without_traceback
 from ..redis.scripts import Command, Script, pack
 
 ACQUIRE = Script("acquire", "redlock", keys=3)
@@ -188,6 +188,8 @@ class NodeState(ABC):
     failure: Exception | None = None  # why it is not asked now
     connecting_since = 0.0
     _failed_at = -inf
+    _ended_at = inf  # when it first ended a connection that was being opened, if none was opened since
+    _may_be_accident = False  # the last failure to connect
 
     def __init__(self, breaker: ServerBreaker, timing: Timing) -> None:
         self.breaker, self._timing = breaker, timing
@@ -228,10 +230,15 @@ class NodeState(ABC):
         return not self.is_connecting and clock() >= self._failed_at + pause
 
     def should_wait(self, since: float, limits: Limits) -> bool:
-        """Whether to wait for a connection to it. An attempt to connect that began before then proves nothing."""
+        """Whether to wait for a connection to it.
+
+        An attempt to connect that began before then proves nothing, nor does a connection that ended while it was being
+        opened, unless the next one ends as well.
+        """
         if not limits.despite_outage and self.breaker.turns_away():
             return False
-        return self.is_connecting or (not self.is_refused and (limits.retry_refused or self.connecting_since < since))
+        is_unproven = self._may_be_accident or self.connecting_since < since
+        return self.is_connecting or (not self.is_refused and (limits.retry_refused or is_unproven))
 
     @property
     def is_refused(self) -> bool:
@@ -240,10 +247,14 @@ class NodeState(ABC):
 
     def connecting_failed(self, began: float, error: Exception) -> None:
         self.failure, self._failed_at = error, clock()
+        self._may_be_accident = is_about_leaving(error) and began <= self._ended_at
+        if self._may_be_accident:
+            self._ended_at = min(self._ended_at, self._failed_at)
         self.breaker.note(began, error)
 
     def connected(self) -> None:
         self.failure, self.breaker.answered_at = None, clock()
+        self._ended_at, self._may_be_accident = inf, False
 
     def hangs(self, seconds: float) -> TimeoutError:
         """Note that it has owed an answer for so long that its connection must be given up. Returns the reason."""

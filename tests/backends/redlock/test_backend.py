@@ -1233,6 +1233,19 @@ class TestWhatNodesAnswer:
                 server.forget()
             assert call() == answer
 
+    def test_connections_that_end_once_as_they_are_opened_fail_no_call(self, scripted, backend, calls):
+        for server in scripted:
+            server.fail(Scripted.CLOSE, on=(b"AUTH",), times=1)
+        handle = calls(lock("name", wait=0))
+        assert handle.acquire()
+        handle.release()
+
+    def test_connections_that_end_again_and_again_as_they_are_opened_are_an_answer(self, scripted, backend, calls):
+        for server in scripted:
+            server.fail(Scripted.CLOSE, on=(b"AUTH",))
+        with pytest.raises(LockBackendError, match="of 3 nodes failed"):
+            calls(lock("name", wait=0)).acquire()
+
     @staticmethod
     def granted_by_all(backend):
         taken = lock_request(ttl=60)
