@@ -111,11 +111,17 @@ def _has_not_begun(frame: FrameType) -> bool:
 
 
 def _runs_handlers(frame: FrameType) -> bool:
-    """Python runs none between two plain statements that call nothing."""
+    """Python runs none between two plain statements that call nothing, nor from an exception to what handles it."""
     before, line = (linecache.getline(frame.f_code.co_filename, frame.f_lineno - number) for number in (1, 0))
+    if _is_except(line) or (_is_except(before) and line.strip() == "try:"):
+        return False
     is_plain = before.strip() and "(" not in before and not before.rstrip().endswith(":")
     is_next = len(before) - len(before.lstrip()) == len(line) - len(line.lstrip())
     return not (is_plain and is_next) and not _is_at_with(frame)
+
+
+def _is_except(line: str) -> bool:
+    return line.lstrip().startswith(("except:", "except "))
 
 
 def _is_at_with(frame: FrameType) -> bool:
