@@ -283,7 +283,6 @@ def draw_plan(
     operations: Sequence[str],
     *,
     has_slots: bool,
-    has_groups: bool,
     has_max_waiters: bool,
     has_exchange: bool,
 ) -> list[Event]:
@@ -328,8 +327,7 @@ def draw_plan(
     if has_exchange:
         plan += _draw_successions(seed, processes, names, ttls)
     plan = _let_run(seed, plan)
-    if has_groups:
-        plan += _draw_groups(seed, profile, processes, names, ttls)
+    plan += _draw_groups(seed, profile, processes, names, ttls)
     if has_slots:
         plan = _let_share(seed, plan)
     if has_max_waiters:

@@ -117,7 +117,7 @@ class Simulation:
         if plan is None:
             world = self.world
             drawn = world.profile, world.profiles, self.faults, world.of_call, world.operations
-            has = {has: getattr(world, has) for has in ("has_slots", "has_groups", "has_max_waiters", "has_exchange")}
+            has = {has: getattr(world, has) for has in ("has_slots", "has_max_waiters", "has_exchange")}
             plan = draw_plan(self.seed, *drawn, **has)
         if self.world.most_processes == 1:
             plan = [Event(event.at, event.what, event.who and "p0", event.about) for event in plan]

@@ -12,7 +12,7 @@ import pytest
 from django_distlock.backends.common.state import HELD, Attempt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database.fast_path import FastPath, has_returning
-from django_distlock.backends.database.sql import TABLE, Statements
+from django_distlock.backends.database.sql import BEGIN, TABLE, Statements
 from tests.support.databases import known_database
 from tests.support.mariadb import MariaDB, program
 from tests.support.mysql_driver import is_driver_there
@@ -178,6 +178,17 @@ def sessions_end(sessions, steps, terminate):
     do("third", steps.holder(b"a"))
 
 
+def idle_in_transaction(sessions, steps):
+    """A process that stops in the midst of one does not keep its rows."""
+    do = sessions.do
+    for statement in BEGIN[steps.vendor]:
+        do("idle", steps.execute(statement))
+    do("idle", steps.set_holder(b"a", "idle"))
+    do("one", steps.set_holder(b"a", "after the idle"))
+    do("idle", steps.execute("COMMIT"))
+    do("third", steps.holder(b"a"))
+
+
 def crash(sessions, steps):
     """What was committed is there afterwards; connections are broken."""
     do, begin, end = sessions.do, sessions.begin, sessions.end
@@ -227,6 +238,7 @@ def on_postgresql(sessions):
     do("one", steps.look(b"a"))
     do("one", steps.execute("SET default_transaction_read_only = off"))
     sessions_end(sessions, steps, terminate)
+    idle_in_transaction(sessions, steps)
     crash(sessions, steps)
 
 
@@ -251,6 +263,7 @@ def on_mariadb(sessions):
     do("one", steps.look(b"a"))
     do("one", steps.execute("SET SESSION TRANSACTION READ WRITE"))
     sessions_end(sessions, steps, kill)
+    idle_in_transaction(sessions, steps)
     crash(sessions, steps)
 
 

@@ -61,7 +61,6 @@ class Judge:
         self.fences: set[int] = set()  # of what the store granted it
         self.tokens: dict[str, str] = {}  # with which it asked, and the names of the locks
         self.wait = Wait(self.began)
-        self.asked_alone_at = self.began  # for the lock of its name
         self.execution = current_execution()
         self._body_error: BaseException | None = None
 
@@ -81,14 +80,18 @@ class Judge:
         return slots
 
     @property
+    def releases(self) -> int:
+        """Requests that end it, one after another."""
+        return 1
+
+    @property
     def most_grants(self) -> int:
         """That it may be given: the last of them in time, or it fails."""
         return MOST_LATE_GRANTS
 
     def asks(self, name: str, token: str) -> None:
         """The store, for one lock."""
-        if token not in self.tokens:
-            self.tokens[token], self.asked_alone_at = name, self._judges.now
+        self.tokens[token] = name
 
     def asks_for_all(self, tokens: Mapping[str, str]) -> None:
         """In one step. By token, the names of the locks."""

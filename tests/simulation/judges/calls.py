@@ -98,6 +98,14 @@ class Judges:
         """Seconds at most in which a process that begins finds out whom to ask."""
         return self._simulation.world.ways_to_connect * self.distance
 
+    def time_to_grant(self, locks: int) -> float:
+        """Seconds at most for so many locks in one step."""
+        return self._simulation.world.ways_to_grant(locks) * self.distance
+
+    @property
+    def timeout(self) -> float:
+        return self._simulation.world.timeout
+
     def patience(self, error: LockBackendError, wait: float | None) -> float:
         """Seconds for which a caller who waits is not failed by that."""
         return self._simulation.world.patience(error, wait)
@@ -180,7 +188,7 @@ class Judges:
             self._ended.append((self.now, judge.process))
             if judge.is_leaving:
                 of_task = self.task_time / 2 if isinstance(judge.execution, asyncio.Task) else 0.0
-                self.check_time(judge, self.store_call + of_task)
+                self.check_time(judge, judge.releases * self.store_call + of_task)
 
     def _note_wait(self, judge: Judge) -> None:
         for name in judge.names:

@@ -43,7 +43,7 @@ class CopyJudge:
         for copy, node in copies.items():
             asker = self._simulation.asker(copy.token)
             is_kept = asker is None or not asker.process.is_alive or holders.outlasts_its_release(copy.token)
-            if asker is None or is_kept or holders.owns(copy.name, copy.token, asker.at):
+            if asker is None or is_kept or holders.owns(copy.name, copy.token, asker.at, asker.process):
                 self._unowned_since.pop(copy, None)
                 continue
             since = self._unowned_since.setdefault(copy, now)

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, State
+from django_distlock.backends.common.timing import Timing
 
 from ..calls import about_of
 from .call import NEARLY, Judge
@@ -22,6 +23,7 @@ class GroupJudge(Judge):
     def __init__(self, judges: Judges, process: Process, about: Mapping[str, Any]) -> None:
         super().__init__(judges, process, about)
         self._leases: Sequence[Lease] = ()
+        self._asked_alone_at = self.began  # for the lock of its name
         self.runs_out_at = self.began + NEARLY * about["ttl"]  # the first, while it waits for the next
 
     @property
@@ -34,11 +36,23 @@ class GroupJudge(Judge):
         return slots
 
     @property
+    def releases(self) -> int:
+        return len({*self.names})
+
+    @property
     def most_grants(self) -> int:
         return super().most_grants * len(self.names)
 
+    @property
+    def is_far(self) -> bool:
+        """Also for the one step, each of whose two attempts has half of the time of the call."""
+        wait = self.about["wait"]
+        attempt = inf if wait is None else max(Timing.shortest_call, wait / 2)
+        return super().is_far or min(self._judges.timeout, attempt) < self._judges.time_to_grant(len({*self.names}))
+
     def asks(self, name: str, token: str) -> None:
-        self.name = name
+        if name != self.name:
+            self.name, self._asked_alone_at = name, self._judges.now
         super().asks(name, token)
 
     def asks_for_all(self, tokens: Mapping[str, str]) -> None:
@@ -108,4 +122,4 @@ class GroupJudge(Judge):
     @property
     def waits_since(self) -> float:
         """Since when it may be waiting for the lock that it asks for alone; inf: for none."""
-        return self.asked_alone_at if self.name else inf
+        return self._asked_alone_at if self.name else inf

@@ -154,14 +154,14 @@ class HolderJudge:
         """Those that callers were given. One that is being adopted may turn out to be over."""
         return [lease for reference in self._leases if (lease := reference())]
 
-    def owns(self, name: str, token: str, asked_at: float) -> bool:
+    def owns(self, name: str, token: str, asked_at: float, by: Process | None) -> bool:
         """Whether somebody knows of a lease that a store has: its holder, a text, or a call that is under way.
 
-        ``asked_at``: when the store was first asked for it.
+        ``asked_at``: when the store was first asked for it, ``by`` whom.
         """
         if token in self._detached or self._abouts.get(token, {}).get("forgets"):
             return True
-        return any(lease.token == token for lease in locks.leases()) or self._judges.is_called_for(name, asked_at)
+        return any(lease.token == token for lease in locks.leases()) or self._judges.is_called_for(name, asked_at, by)
 
     def outlasts_its_release(self, token: str) -> bool:
         """Whether nodes that do not hear of its end keep it: one that rests, or that an operator ended."""

@@ -203,7 +203,7 @@ class LeaseJudge:
         for lease in leases:
             token, process = lease.token, self._askers.get(lease.token)
             asked_at = self._asked_at.get(token, inf)
-            is_owned = self._store.simulation.judges.holders.owns(self._name, token, asked_at)
+            is_owned = self._store.simulation.judges.holders.owns(self._name, token, asked_at, process)
             if lease.state != "h" or process is None or is_owned:
                 continue
             known = self._unowned.get(token, Unowned(self._store.now, process.stopped_for))

@@ -267,7 +267,7 @@ class RowJudge:
             token, asker = lease.token, self._simulation.asker(lease.token)
             is_held = lease.state == HELD and not self._name.startswith(OWN_NAMES)
             is_held = is_held and token not in self._reverted_tokens
-            if not is_held or asker is None or judges.holders.owns(self._name, token, asker.at):
+            if not is_held or asker is None or judges.holders.owns(self._name, token, asker.at, asker.process):
                 continue
             unowned[token] = since = self._unowned_since.get(token, self._now)
             if self._now - since > Timing.retry_delay + judges.soon and not judges.may_fail(since):

@@ -67,6 +67,9 @@ class MariaDBServer(Server):
         """As KILL does: no last words."""
         session.end()
 
+    def end_idle(self, session: Session) -> None:
+        session.end()
+
 
 class MariaDBSession(Session):
     is_known = False  # its user
@@ -150,6 +153,11 @@ class MariaDBSession(Session):
             return Result(1, Rows([f"c{number}" for number in range(len(SERVER_DATA))], [SERVER_DATA]))
         return Result(0)
 
+    @property
+    def is_in_transaction(self) -> bool:
+        """One that has written."""
+        return bool(self.transaction and self.transaction.rows)
+
     def _end_transaction(self, word: str) -> Steps[Result]:
         transaction, self.transaction = self.transaction, None
         if transaction and word == "COMMIT":
@@ -162,6 +170,8 @@ class MariaDBSession(Session):
     def _set(self, sql: str) -> None:
         if found := re.fullmatch(r"SET AUTOCOMMIT = ([01])", sql):
             self.commits = found[1] == "1"
+        elif found := re.search(r"idle_write_transaction_timeout = (\d+)", sql):
+            self.longest_idle = float(found[1])
         elif found := re.fullmatch(r"SET innodb_lock_wait_timeout = (\d+)", sql):
             self.server.lock_timeout = float(found[1])
         elif found := re.fullmatch(r"SET max_statement_time = ([\d.]+)", sql):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERSION = 150018
 TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
+IDLE = ServerError("25P03", "terminating connection due to idle-in-transaction timeout")
 REFUSED_CONNECTIONS = {
     "STARTING": "the database system is starting up",
     "STOPPING": "the database system is shutting down",
@@ -79,6 +80,10 @@ class PostgresServer(Server):
         session.send(encoded("error", TERMINATED.code, f"{TERMINATED}{where}"))
         session.end()
 
+    def end_idle(self, session: Session) -> None:
+        session.send(encoded("error", IDLE.code, str(IDLE)))
+        session.end()
+
 
 class PostgresSession(Session):
     def __init__(self, server: PostgresServer, socket: Socket, number: int) -> None:
@@ -120,7 +125,7 @@ class PostgresSession(Session):
         return reply
 
     def _executed(self, sql: str, parameters: Sequence[Any]) -> Steps[Result]:
-        word = sql.split()[0].upper()
+        word = sql.split()[0].upper().rstrip(";")
         if word in ("COMMIT", "ROLLBACK"):
             return (yield from self._end_transaction(word))
         if self.is_aborted:
@@ -129,6 +134,8 @@ class PostgresSession(Session):
             )
         if word == "BEGIN":
             self.transaction = Transaction(self.number)
+            limit = re.search(r"SET LOCAL idle_in_transaction_session_timeout = (\d+)", sql)
+            self.longest_idle = int(limit[1]) / 1000 if limit else 0.0
         elif word == "LISTEN":
             yield self.server.passes(0.0005 + self.server.latency)
             self.channels.add(sql.split()[1].strip('"'))

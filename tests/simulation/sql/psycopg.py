@@ -99,7 +99,7 @@ class Connection:
 
     def _fail(self, state: str, text: str) -> None:
         error = psycopg.errors.lookup(state)(text)
-        if state == "57P01":
+        if state in ("57P01", "25P03"):
             self.close()
         raise error
 

@@ -270,6 +270,10 @@ class Server(ABC):
         """An operator ends it."""
 
     @abstractmethod
+    def end_idle(self, session: Session) -> None:
+        """Nothing happened in its transaction for longer than it may be idle."""
+
+    @abstractmethod
     def too_late(self, what: str, part: Part) -> ServerError: ...
 
 
@@ -284,7 +288,9 @@ class Session(ABC):
         self.is_committing = False
         self.was_victim = False  # of a deadlock, with its last statement: the next one goes through
         self.is_open = True
+        self.longest_idle = 0.0  # seconds for which nothing may happen in a transaction; 0: no limit
         self._is_busy = False
+        self._answers = 0
         self._has_hung_up = False  # the client, which the server notices when it is idle
         self._buffer = b""
         self._requests: deque[Any] = deque()
@@ -338,9 +344,21 @@ class Session(ABC):
             if self.is_open:
                 self.statement_transaction = None
                 self.send(done.value)
+                self._answers += 1
+                if self.longest_idle and self.is_in_transaction:
+                    self.server.scheduler.at(self.longest_idle, partial(self._end_if_idle, self._answers))
                 self._begin_next()
         else:
             wait(partial(self._go_on, steps))
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return self.transaction is not None
+
+    def _end_if_idle(self, since: int) -> None:
+        """``since``: the last answer before."""
+        if self.is_open and self._answers == since and not self._is_busy and not self.server.is_hanging:
+            self.server.end_idle(self)
 
     def fail_statement(self) -> None:
         """Roll back what an error has ended."""

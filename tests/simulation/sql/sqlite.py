@@ -41,6 +41,7 @@ class File:
 class Connection(sqlite3.Connection):
     def begin(self, file: File, timeout: float) -> None:
         self.file, self.timeout = file, timeout
+        self._written: list[tuple[str, Sequence[Any]]] = []  # in the transaction that the package began
         self.process: Process | None = file.scheduler.process
         file.connections.append(self)
         if self.process:
@@ -82,12 +83,14 @@ class Connection(sqlite3.Connection):
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _told(self, execute: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> Any:
-        if not sql.startswith(("INSERT", "UPDATE", "DELETE")) or self.in_transaction:
+        is_write = sql.startswith(("INSERT", "UPDATE", "DELETE"))
+        if is_write and self.file.refuses:
+            raise self.file.refuses
+        if not is_write or self.in_transaction:
             result = execute()
             self.file.watch(self.process, sql, parameters, "")
+            self._note(sql, parameters, is_write=is_write)
             return result
-        if self.file.refuses:
-            raise self.file.refuses
         super().execute("BEGIN IMMEDIATE")
         try:
             self.file.passes()
@@ -101,6 +104,15 @@ class Connection(sqlite3.Connection):
         self.file.watch(self.process, sql, parameters, rows)
         result.kept = rows
         return result
+
+    def _note(self, sql: str, parameters: Sequence[Any], *, is_write: bool) -> None:
+        """A transaction of the package writes all of its rows with COMMIT."""
+        if is_write:
+            self._written.append((sql, parameters))
+        elif not self.in_transaction:
+            written, self._written = self._written, []
+            for one in written if sql == "COMMIT" else ():
+                self.file.watch(self.process, *one, [])
 
 
 def _waiting(factory: Any) -> Any:

@@ -37,7 +37,6 @@ class World(ABC):
     timeout: ClassVar[float] = 2.0  # seconds for an answer of a server
     turns_away: ClassVar[bool] = False  # callers, from a server that refused one of their process
     has_slots: ClassVar[bool] = True  # several may hold a lock at once
-    has_groups: ClassVar[bool] = True  # callers ask for several locks together
     has_max_waiters: ClassVar[bool] = True  # its stores count those who wait
     has_exchange: ClassVar[bool] = True  # one lease may follow on another one
     has_minorities: ClassVar[bool] = False  # a lock may be held on servers that are too few
@@ -139,6 +138,10 @@ class World(ABC):
     def keeps_connections(self, address: Address) -> bool:
         """Whether those to that server are used again and again."""
         return False
+
+    def ways_to_grant(self, locks: int) -> int:
+        """That bytes go in one attempt to grant so many locks in one step, if that takes several requests."""
+        return 0
 
     def longest_call(self, operation: str, ttl: float) -> float:
         """Seconds that a call of the store lasts at most where nothing fails, but for the ways of its bytes."""

@@ -48,7 +48,7 @@ def holder_in(server: Server, name: str) -> str:
 
 class QuorumWorld(ServersWorld):
     name = "quorum"
-    has_slots = has_groups = has_max_waiters = has_exchange = False
+    has_slots = has_max_waiters = has_exchange = False
     profiles = (
         ANYTHING,
         # Many want the same lock at the same time.
