@@ -57,7 +57,7 @@ class Steps:
         return lambda connection: self.sql.names(connection, prefix, b"", 10)
 
     def position(self, name, token):
-        return lambda connection: self.sql.position(connection, name, token)
+        return lambda connection: self.sql.position(connection, name, token, 1)
 
     def take(self, name, token):
         """By compare-and-swap."""

@@ -240,7 +240,8 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return backoff
 
     def _position(self, request: LockRequest) -> QueuePosition:
-        position = partial(self._sql.position, name=self._row_of(request), token=request.token)
+        name, token, slots = self._row_of(request), request.token, request.slots
+        position = partial(self._sql.position, name=name, token=token, slots=slots)
         return self._run(position, self._call_timeout(request))
 
     def _expect(self, request: LockRequest) -> None:

@@ -136,7 +136,8 @@ class Statements:
         )
         found = f"{'strpos' if vendor == 'postgresql' else 'instr'}(waiters, %s)"
         self._position = Statement(
-            f"SELECT token, others, expires <= {now} OR format <> {NUMBER}, fence, {found} FROM {TABLE} WHERE name = %s"
+            f"SELECT token, others, expires <= {now} OR format <> {NUMBER}, fence, {found}, {now} FROM {TABLE}"
+            " WHERE name = %s"
         )
         is_locked = f"((expires > {now} AND state <> '{FREE}') OR (others <> '' AND careful_until > {now}))"
         self._slots = (
@@ -219,16 +220,21 @@ class Statements:
                     cursor.execute("ROLLBACK")  # if this fails as well, its error closes the connection
                 raise
 
-    def position(self, connection: Any, name: bytes, token: str) -> QueuePosition:
+    def position(self, connection: Any, name: bytes, token: str, slots: int) -> QueuePosition:
+        """``slots``: as many as the waiter wants."""
         found = self._position.fetch_one(connection, [token, name])
         if found is None:
             return QueuePosition(True)
-        holding, others, is_free, fence, place = found
-        # The first waiter knows when a lease in another slot ends, and looks then.
+        holding, others, is_free, fence, place, now = found
         if holding == token or token in others or (is_free and not others) or not place:
             return QueuePosition(True)
         try:
-            return QueuePosition(False, int(fence), place // RECORD_LENGTH)
+            position = QueuePosition(False, int(fence), place // RECORD_LENGTH)
+            if others:
+                taken = (not is_free) + sum(lease.expires > now for lease in leases_from_text(others))
+                # One that stands behind the first may not pass it.
+                return position._replace(is_turn=taken < (1 if position.waiters_before else slots))
+            return position
         except (TypeError, ValueError) as error:
             raise final(unreadable_row(name)) from error
 

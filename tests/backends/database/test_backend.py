@@ -375,6 +375,39 @@ class TestWaiting:
         assert waiter.at - left < 0.9  # less than a look at the full second
         waiter.end()
 
+    @staticmethod
+    def _position(backend, request):
+        def look(connection):
+            return statements_for(backend).position(
+                connection, row_key(backend, request.name), request.token, request.slots
+            )
+
+        return run_in(backend, look)
+
+    @pytest.mark.parametrize("slots", [1, 2])
+    def test_who_looks_sees_the_end_of_leases_in_other_slots(self, backend, slots):
+        first, second = (lock_request(ttl=60, slots=2) for _ in range(2))
+        waiter, behind = lock_request(slots=slots), lock_request(slots=5)
+        for request in (first, second):
+            assert isinstance(backend.acquire(request, queue=False), Grant)
+        for request in (waiter, behind):
+            assert isinstance(backend.acquire(request, queue=True), LockInfo)
+        if slots == 1:
+            assert backend.release(first) is True
+        assert not self._position(backend, waiter).is_turn
+        assert backend.release(second, 0.2) is True  # a rest, of which nobody is told
+        eventually(lambda: self._position(backend, waiter).is_turn)
+        assert isinstance(backend.acquire(waiter, queue=True), Grant)
+
+    def test_who_stands_behind_does_not_look_anew_for_a_slot_that_the_first_does_not_want(self, backend):
+        holders = [lock_request(ttl=60, slots=2) for _ in range(2)]
+        for request in holders:
+            assert isinstance(backend.acquire(request, queue=False), Grant)
+        first, behind = lock_request(), lock_request(slots=5)
+        for request in (first, behind):
+            assert isinstance(backend.acquire(request, queue=True), LockInfo)
+        assert not self._position(backend, behind).is_turn
+
     def test_a_pooler_that_passes_on_nothing(self, postgres_locks, monkeypatch, caplog):
         monkeypatch.setattr(Timing, "echo_timeout", 0.2)
         monkeypatch.setattr(Timing, "listener_nap", 0.05)

@@ -137,7 +137,7 @@ def test_a_waiter_that_looks_by_itself_is_told(backend):
     backend.acquire(holder, queue=False)
     backend.acquire(waiter, queue=True)
     position = lambda: run_in(  # noqa: E731
-        backend, lambda it: statements_for(backend).position(it, row_key(backend, "name"), waiter.token)
+        backend, lambda it: statements_for(backend).position(it, row_key(backend, "name"), waiter.token, 1)
     )
     assert not position().is_turn
     put(backend, format=2)

@@ -54,7 +54,9 @@ def test_every_call_answers_or_raises_its_own_error(sqlite_locks, column, text):
     calls = [
         lambda: backend.acquire(waiter, queue=True),
         lambda: backend.acquire(waiter, queue=True),
-        lambda: run_in(backend, lambda it: statements_for(backend).position(it, row_key(backend, "bad"), waiter.token)),
+        lambda: run_in(
+            backend, lambda it: statements_for(backend).position(it, row_key(backend, "bad"), waiter.token, 1)
+        ),
         lambda: backend.acquire(lock_request("bad"), queue=False),
         lambda: backend.renew([(mine, 60.0), (good, 60.0)]),
         lambda: backend.release(waiter),
