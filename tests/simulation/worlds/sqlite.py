@@ -63,15 +63,14 @@ class SQLiteWorld(RowsWorld):
         }
 
     def executed(self, process: Process | None, sql: str, parameters: Sequence[Any], outcome: Any) -> None:
-        name = next((bytes(value) for value in parameters if isinstance(value, bytes | memoryview)), b"").decode()
-        self.simulation.tell(f"{process}: {sql[:60]} {name} -> {str(outcome)[:160]}")
-        lock = name.removeprefix("lock:")
+        names = [bytes(value).decode() for value in parameters if isinstance(value, bytes | memoryview)]
+        self.simulation.tell(f"{process}: {sql[:60]} {' '.join(names)} -> {str(outcome)[:160]}")
         if is_look(sql) and process:
-            self.judge[lock].looked(process)
+            self.judge[names[0].removeprefix("lock:")].looked(process)
         elif isinstance(outcome, list):  # it was written
             for row in self._rows():
-                if row["name"] == name.encode():
-                    self.judge[lock].changed(RowState.of(row, self._now / 1e6))
+                if (name := row["name"].decode()) in names:
+                    self.judge[name.removeprefix("lock:")].changed(RowState.of(row, self._now / 1e6))
 
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self.judge.was_taken_since(name, moment, self._now / 1e6, slots)
