@@ -249,7 +249,8 @@ class Judge:
         is_explained = is_explained or judges.patience(error, self.about.get("wait", 0)) == inf
         if not is_explained and not judges.calls_may_fail(self.began, self.process):
             judges.fail(f"{self}: {error!r}, though nothing failed")
-        if self.is_leaving and not error.was_asked and error is not self._body_error:
+        is_holder = "frees" not in self.about  # an operator is told
+        if self.is_leaving and is_holder and not error.was_asked and error is not self._body_error:
             judges.fail(f"S16: {self}: a release is left to the background, and its caller was told {error!r}")
         if error.is_final and not judges.may_be_final(error):
             judges.fail(f"S16: {self}: told that this does not pass by itself: {error!r}")

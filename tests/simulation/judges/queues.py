@@ -68,6 +68,7 @@ class QueueJudge:
         self._left: set[str] = set()
         self._askers: dict[str, Process] = {}
         self._looks: dict[str, Looks] = {}
+        self._released_beside: defaultdict[Process, deque[float]] = defaultdict(deque)  # leases beside others, and when
         self._handed: dict[str, Handed] = {}  # by token
         self._free: Handed | None = None  # to one that polls
         self._unwanted_since: dict[str, float] = {}  # places of tokens for which nobody waits
@@ -159,6 +160,8 @@ class QueueJudge:
 
     def _note_release(self, executed: Executed) -> None:
         lease = executed.before.lease_of(executed.token)
+        if lease and executed.after.leases:
+            self._released_beside[executed.process].append(executed.at)
         if executed.is_offer and not (lease and lease.state == "c"):
             return
         if executed.is_answered and not executed.is_forced:
@@ -287,6 +290,7 @@ class QueueJudge:
             or self._warned_at >= looks.last
             # A call that is cancelled does not know what it has done, and wakes the leader of its process.
             or self._store.simulation.judges.pace.was_cancelled_since(executed.process, looks.last)
+            or self._follows_release(executed)
         )
         if not is_explained and not self._store.simulation.judges.may_fail(executed.at - WINDOW):
             # Many may go on with one token, one after the other.
@@ -300,6 +304,13 @@ class QueueJudge:
         if executed.is_polling:
             looks.pause = SOONEST * min(Timing.look_interval, Timing.poll_interval_by_place * (executed.ahead + 1))
         looks.lease_ends_at = executed.at + executed.left if executed.place is not None else inf
+
+    def _follows_release(self, executed: Executed) -> bool:
+        """Who releases wakes the leader of its process, which cannot know that others have too many slots still."""
+        releases = self._released_beside[executed.process]
+        while releases and releases[0] < executed.at - self._store.soon:
+            releases.popleft()
+        return bool(releases and releases.popleft())  # one look for each
 
     def _fail(self, text: str) -> None:
         self._store.fail(f"{text} ({self._name})")
