@@ -49,13 +49,22 @@ class Lock:
         self._waiters = Waiters(scheduler)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if blocking:
-            self._waiters.wait_until(self._is_free, None if timeout < 0 else timeout)
-        if not self._is_free():
-            return False
+        until = None if timeout < 0 else self._scheduler.now + timeout
+        while not self._is_free():
+            if not (blocking and self._wait_for_owner(until)):
+                return False
         self._depth += 1
         self._owner = self._scheduler.running
         return True
+
+    def _wait_for_owner(self, until: float | None) -> bool:
+        """Whether it was woken in time. While the owner is paused between two lines, whoever waits stands still."""
+        owner, running = self._owner, self._scheduler.running
+        before = owner.paused_for if owner else 0.0
+        is_woken = self._waiters.wait(None if until is None else until - self._scheduler.now)
+        if owner and running:
+            running.paused_for += owner.paused_for - before
+        return is_woken
 
     def _is_free(self) -> bool:
         return not self._depth or (self._is_recursive and self._owner is self._scheduler.running)
