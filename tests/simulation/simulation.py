@@ -33,6 +33,7 @@ from .engine.scheduler import BusyLoop, Process, Scheduler, Unhandled
 from .engine.threads import Thread
 from .forks import Forks
 from .judges.calls import Judges, Violation
+from .judges.groups import judge_step
 from .plan import AFTERMATH, HORIZON, MOST_FAULT, PROCESSES, RETRIED, Event, Fault, draw_plan, lasts
 
 if TYPE_CHECKING:
@@ -333,16 +334,22 @@ class Simulation:
     def _noted_all(self, call: Any, alias: str) -> Any:
         def noted(requests: Sequence[LockRequest]) -> Any:
             self._note_askers_of_all(alias, requests)
+            began = self.scheduler.now
             with self._on_its_way(alias, "acquire"):
-                return call(requests)
+                grants = call(requests)
+            judge_step(self.judges, requests, grants, began)
+            return grants
 
         return noted
 
     def _anoted_all(self, call: Any, alias: str) -> Any:
         async def noted(requests: Sequence[LockRequest]) -> Any:
             self._note_askers_of_all(alias, requests)
+            began = self.scheduler.now
             with self._on_its_way(alias, "acquire"):
-                return await call(requests)
+                grants = await call(requests)
+            judge_step(self.judges, requests, grants, began)
+            return grants
 
         return noted
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import Lease, LockBackendError, LockLost, LockNotAcquired, State
 from django_distlock.backends.common.timing import Timing
+from django_distlock.types import Grant, LockRequest
 
 from ..calls import about_of
 from .call import NEARLY, Judge
@@ -123,3 +124,12 @@ class GroupJudge(Judge):
     def waits_since(self) -> float:
         """Since when it may be waiting for the lock that it asks for alone; inf: for none."""
         return self._asked_alone_at if self.name else inf
+
+
+def judge_step(judges: Judges, requests: Sequence[LockRequest], grants: Sequence[Grant] | None, since: float) -> None:
+    """What one step, which began then, has left in the store where it granted not all of them."""
+    holders = judges.holders_in_store()
+    if grants is not None or holders is None or judges.may_fail(since) or any(one.in_doubt for one in requests):
+        return
+    if held := [one.name for one in requests if one.token in holders.get(one.name, ())]:
+        judges.fail(f"several locks: {[*map(str, requests)]} were refused in one step, and the store has {held}")
