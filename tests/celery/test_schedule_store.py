@@ -131,6 +131,42 @@ def test_a_claim_whose_reply_is_lost_is_granted_when_it_is_asked_again(times, pr
     assert standing.at == 131.0
 
 
+@pytest.fixture
+def beats(locmem_locks, settings, monkeypatch):
+    """Two, of an entry that must be sent at least once."""
+    monkeypatch.setattr(locmem_locks, "grace", 0.0)
+    settings.DISTRIBUTED_LOCKS_BEAT = {"AT_LEAST_ONCE": ["entry"]}
+    beats = ScheduleStore("shop"), ScheduleStore("shop")
+    beats[0].publish("entry", LastRun(100.0))
+    return beats
+
+
+def test_an_unsent_run_of_another_beat_is_not_taken_for_an_own_one(beats):
+    first, second = beats
+    assert first.claim("entry", 100.0, 110.0, 10.0) is None
+    standing = second.claim("entry", 100.0, 110.0, 10.0)
+    assert standing.unsent == (first.claimed["entry"],)
+    assert second.claimed == {}
+
+
+def test_a_claim_whose_reply_is_lost_is_found_among_the_unsent_runs(beats, locmem_locks, monkeypatch):
+    first, second = beats
+    claim_run = locmem_locks.claim_run
+
+    def lose_reply(*arguments):
+        claim_run(*arguments)
+        raise LockBackendError("the reply is lost")
+
+    with monkeypatch.context() as away:
+        away.setattr(locmem_locks, "claim_run", lose_reply)
+        with pytest.raises(LockBackendError):
+            first.claim("entry", 100.0, 110.0, 10.0)
+    second.sync(["entry"])
+    assert second.claim("entry", 110.0, 120.0, 10.0) is None
+    assert first.claim("entry", 100.0, 121.0, 10.0) is None
+    assert [beat.claimed["entry"].scheduled_at for beat in beats] == [110.0, 120.0]
+
+
 def test_a_beat_never_claims_again_what_it_knows_to_have_run(locmem_locks, monkeypatch):
     """The store may have forgotten it, and the row or the file that the caller read, too."""
     monkeypatch.setattr(locmem_locks, "grace", 0.0)
