@@ -134,6 +134,20 @@ class TestRunning:
         lease = work.apply().get()
         assert lease.state == "released"
 
+    def test_what_celery_calls_after_its_body_finds_no_lease_there(self, app):
+        class Base(CeleryTask):
+            def on_success(self, *_):
+                found.append(self.request.lease)
+
+        @app.task(bind=True, base=Base)
+        @distributed_lock("name")
+        def work(self):
+            found.append(self.request.lease)
+
+        found = []
+        work.apply().get()
+        assert [lease and lease.name for lease in found] == ["name", None]
+
     def test_a_helper_of_the_task_holds_a_lock_by_the_tasks_name(self, app):
         @distributed_lock("helper")
         def helper():
