@@ -24,6 +24,7 @@ from django_distlock import (
     lock_all,
     locks,
 )
+from django_distlock.core.renewal import Renewer
 from django_distlock.testing import lose, store_down
 from django_distlock.types import Grant
 from tests.support.leases import hold_elsewhere, wait_for_renewal
@@ -179,6 +180,32 @@ class TestAllOrNone:
         with pytest.raises(KeyboardInterrupt), entering(lock_all(lock("a", min_hold=LONG), lock("b"), lock("c"))):
             pytest.fail("the body ran")
         monkeypatch.undo()
+        eventually(lambda: held() == ["c"])
+
+    def test_a_second_interrupt_is_told_and_leaves_nothing_behind(self, entering, monkeypatch, backend):
+        """It strikes while the locks are given back."""
+        hold_elsewhere("c")
+        release, struck = Renewer.release_in_background, []
+
+        def interrupted(self, request, **options):
+            if not struck:
+                struck.append(request.name)
+                raise KeyboardInterrupt
+            return release(self, request, **options)
+
+        for name in ("acquire", "aacquire"):
+            real = getattr(type(backend), name)
+
+            def limited(self, request, *, queue, _real=real):
+                if request.name == "b":
+                    raise TimeoutError("the soft limit of a task")
+                return _real(self, request, queue=queue)
+
+            monkeypatch.setattr(type(backend), name, limited)
+        monkeypatch.setattr(Renewer, "release_in_background", interrupted)
+        with pytest.raises(KeyboardInterrupt), entering(lock_all(lock("a"), lock("b"), lock("c"))):
+            pytest.fail("the body ran")
+        assert struck
         eventually(lambda: held() == ["c"])
 
     @on_each_store
