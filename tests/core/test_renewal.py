@@ -7,13 +7,15 @@ import threading
 import time
 import weakref
 from itertools import count
+from unittest.mock import Mock
 
 import pytest
 
 from django_distlock import Lease, LockBackendError, LockLost, State, lock, signals
 from django_distlock.backends.common.timing import Timing
+from django_distlock.core import belief, cleaning, renewal
 from django_distlock.core import lease as lease_module
-from django_distlock.core import renewal
+from django_distlock.core.cleaning import Cleaner
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.options import Terms
@@ -118,6 +120,15 @@ def test_one_that_the_store_is_too_slow_for_does_not_cost_others_their_renewal(b
     assert busy.batches[:2] == [["short"], ["long"]]
 
 
+def test_the_store_has_for_a_batch_a_third_of_what_its_first_lease_has_left(busy, hold):
+    first, _ = hold("one", 60), hold("another", 100)
+    left = first.remaining
+    busy.goes_on.set()
+    eventually(lambda: busy.timeouts)
+    assert busy.batches[0] == ["one", "another"]
+    assert 0 < busy.timeouts[0] <= left / 3
+
+
 def test_a_wake_with_nothing_due_does_not_go_through_all_that_are_held(renewer, hold, monkeypatch):
     for number in range(3):
         hold(f"name {number}", 60, ago=0)
@@ -219,6 +230,18 @@ def test_who_waits_is_woken_when_what_is_given_up_in_the_background_is_free(locm
     assert renewer.release_in_background(request)
     eventually(lambda: was_free)
     assert was_free == [True]
+
+
+def test_what_the_store_could_not_release_is_released_later_not_at_once(alone, locmem_locks, monkeypatch):
+    now = clock()
+    monkeypatch.setattr(cleaning, "clock", lambda: now)
+    cleaner = Cleaner(locmem_locks, LocalQueue(locmem_locks.timing, locmem_locks.succeed))
+    cleaner.add(lock_request("name", 60), 0.0, None)
+    with monkeypatch.context() as away:
+        away.setattr(locmem_locks, "release", Mock(side_effect=LockBackendError("the store is away")))
+        assert cleaner.release() == now + locmem_locks.timing.retry_delay
+    assert cleaner.release() is None
+    assert not cleaner.is_busy
 
 
 def test_a_lease_that_is_about_to_be_told_as_lost_is_lost(locmem_locks, monkeypatch):
@@ -366,6 +389,25 @@ def test_a_process_that_is_stopped_between_two_looks_at_the_clock_goes_on(alone,
     renewer.renew()
     monkeypatch.setattr(renewal, "clock", clock)
     assert (renewer.get(lease.token) is None) == (lease.state is State.LOST)
+    hold.forget()
+
+
+@pytest.mark.parametrize("look", range(1, 12))
+def test_one_that_ends_at_the_very_moment_of_a_look_leaves_another_its_time(
+    alone, store, renewer, hold, monkeypatch, look
+):
+    looks, now = count(1), 1000.0
+    for module in (belief, lease_module, renewal):
+        monkeypatch.setattr(module, "clock", lambda: now)
+    monkeypatch.setattr(f"{__name__}.clock", lambda: now)
+    first, second = hold("one", 60, ago=25), hold("another", 100, ago=35)
+    its_end = now + first.remaining
+    monkeypatch.setattr(renewal, "clock", lambda: its_end if next(looks) >= look else now)
+    store.goes_on.set()
+    renewer.renew()
+    assert all(timeout > 5 for timeout in store.timeouts)
+    assert (first.state is State.LOST) == (renewer.get(first.token) is None)
+    assert second.state is State.HELD
     hold.forget()
 
 
