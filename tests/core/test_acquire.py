@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -319,9 +320,16 @@ class TestOthers:
         assert len(attempts) == 2
 
     def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
-        monkeypatch.setattr("django_distlock.core.lease.safe_deadline", lambda sent_at, ttl: sent_at)
+        grants = []
+
+        def over(sent_at, ttl):
+            grants.append(sent_at)
+            return sent_at if len(grants) < 20 else inf  # it would be asked for without an end
+
+        monkeypatch.setattr("django_distlock.core.lease.safe_deadline", over)
         with pytest.raises(LockBackendError, match="Give it a longer ttl"):
             lock("name", ttl=0.01, wait=None).acquire()
+        assert len(grants) == 3
 
     def test_a_late_grant_is_given_back_while_its_caller_goes_on(self, valkey_locks, monkeypatch):
         told, release = threading.Event(), valkey_locks.release
