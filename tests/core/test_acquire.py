@@ -331,6 +331,15 @@ class TestOthers:
             lock("name", ttl=0.01, wait=None).acquire()
         assert len(grants) == 3
 
+    def test_each_late_grant_is_given_back_once(self, locmem_locks, monkeypatch):
+        given_back = []
+        monkeypatch.setattr("django_distlock.core.lease.safe_deadline", lambda sent_at, ttl: sent_at)
+        monkeypatch.setattr(renewer_of(locmem_locks), "release_in_background", lambda one: given_back.append(one.token))
+        monkeypatch.setattr(locmem_locks, "acquire", lambda *_, **__: Grant(1, clock()))
+        with pytest.raises(LockBackendError, match="Give it a longer ttl"):
+            lock("name").acquire()
+        assert len(given_back) == len(set(given_back)) == 3
+
     def test_a_late_grant_is_given_back_while_its_caller_goes_on(self, valkey_locks, monkeypatch):
         told, release = threading.Event(), valkey_locks.release
 
