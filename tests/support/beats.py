@@ -106,6 +106,7 @@ class World:
 
     def run(self, until):
         """Let everybody tick who wants to; in random order where two want to at once."""
+        restless = 0  # ticks, one after another, after which a beat did not sleep
         while self.wakes:
             woken = min(self.wakes, key=lambda one: (self.wakes[one], random.random()))
             if self.wakes[woken] > until:
@@ -116,6 +117,8 @@ class World:
             except Killed:
                 self.kill(woken)
             if woken in self.wakes:
+                restless = restless + 1 if wait < SOON else 0
+                assert restless < 1000, "beats do not sleep until something is due"
                 self.wakes[woken] = self.now + timedelta(seconds=max(wait, SOON))
         self.now = until
 
