@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from math import inf
 
 import pytest
 
@@ -130,6 +132,33 @@ def test_a_place_goes_to_the_next_one_that_wants_the_same_number():
     queue.give_up(leader)
     assert following.token == leader.token
     assert told == [following]
+
+
+def test_waiters_look_less_often_each_where_they_are_many():
+    timing = Timing()
+    timing.look_interval_longest = 8.0
+    queue, requests = LocalQueue(timing, succeed=str), [lock_request(f"name {number}") for number in range(5000)]
+    alone = [queue.schedule_look(requests[0], inf) for _ in range(10)]
+    assert max(alone) <= timing.look_interval < min(alone) + 0.11
+    assert len({*alone}) > 1
+    for request in requests:
+        queue.join(request, clock())
+    crowded = queue.schedule_look(requests[0], inf)
+    assert 3 < crowded <= 5000 / timing.looks_per_second
+    assert requests[0].last_active_at > clock() + 2  # nobody passes it over meanwhile
+
+
+def test_a_leader_that_was_to_look_sooner_than_a_crowd_does_and_is_stuck_is_passed_over():
+    """It looks when the lease in its way ends, and its event loop is stuck by then."""
+    timing = Timing()
+    timing.look_interval_longest, timing.looks_per_second = 8.0, 0.1
+    queue, stuck, other = LocalQueue(timing, succeed=str), lock_request("name"), lock_request("name")
+    assert queue.join(stuck, clock())
+    assert not queue.join(other, clock())
+    assert queue.schedule_look(stuck, 0.1) == 0.1
+    timing.unresponsive_after = 0.2
+    time.sleep(0.3)
+    assert queue.take_turn(other, clock())
 
 
 class TestTheEndOfALease:
