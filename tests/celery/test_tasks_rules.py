@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 
 import pytest
@@ -34,6 +36,7 @@ from django_distlock import (
 from django_distlock.celery import countdowns, requeue, tasks
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES, WAITS, Run
+from django_distlock.decorators import task_context
 from django_distlock.options import DEFAULTS, settled
 from django_distlock.testing import store_down
 from tests.support.leases import request_of
@@ -612,6 +615,39 @@ class TestDjangoTasks:
     def test_wrong_arguments_fail_the_task_before_any_lock(self, module):
         [error] = module.plain.enqueue().errors
         assert error.exception_class is TypeError
+
+
+class TestBodyOfAUniqueTask:
+    """Of django.tasks: who runs it has said which function that is, and what to call when it begins."""
+
+    @pytest.mark.parametrize("is_wrapped", [False, True], ids=["plain", "wrapped"])
+    @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+    def test_it_begins_once_and_with_its_lock(self, is_async, is_wrapped):
+        @distributed_lock("helper")
+        def helper(): ...
+
+        @distributed_lock("helper")
+        async def ahelper(): ...
+
+        @distributed_lock("name")
+        def body():
+            helper()
+
+        @distributed_lock("name")
+        async def abody():
+            await ahelper()
+
+        def run():
+            task_context.unique_body.set((outermost, lambda: begun.append(lock("name").locked())))
+            if is_async:
+                asyncio.run(outermost())
+            else:
+                outermost()
+
+        guarded, begun = abody if is_async else body, []
+        outermost = functools.wraps(guarded)(lambda: guarded()) if is_wrapped else guarded
+        copy_context().run(run)
+        assert begun == [True]
 
 
 class TestInAWorker:
