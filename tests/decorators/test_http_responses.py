@@ -11,6 +11,7 @@ import time
 from contextvars import copy_context
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.cache import cache
 from django.core.handlers.asgi import ASGIHandler
 from django.db import transaction
@@ -88,11 +89,12 @@ UNFINISHED = [streaming, astreaming, file, template]
 
 
 def replace(get_response):
-    """A middleware that sends another response in the place of the view's."""
+    """A middleware that sends another response in the place of the view's, and keeps that."""
 
     def middleware(request):
-        get_response(request)
-        return HttpResponse("another")
+        another = HttpResponse("another")
+        another.replaced = get_response(request)
+        return another
 
     return middleware
 
@@ -564,11 +566,14 @@ class TestRequests:
         assert asyncio.run(read()) == b"heldheld"
         eventually(lambda: not is_held())
 
-    def test_a_response_that_another_one_replaces(self, settings):
+    @pytest.mark.parametrize("get", [Client().get, async_to_sync(AsyncClient().get)], ids=["sync", "async"])
+    @pytest.mark.parametrize("view", ["streaming", "template", "async-astreaming", "async-template"])
+    def test_a_response_that_another_one_replaces(self, get, view, settings):
         settings.MIDDLEWARE = ["tests.decorators.test_http_responses.replace"]
-        for view in ("streaming", "template"):
-            assert Client().get(f"/{view}").content == b"another"
-            eventually(lambda: not is_held())
+        response = get(f"/{view}")
+        assert response.content == b"another"
+        eventually(lambda: not is_held())
+        assert response.replaced
 
     def test_a_template_that_fails(self):
         with pytest.raises(ZeroDivisionError) as kept:
