@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from math import inf
 
 import pytest
 
 from django_distlock.backends.common import wakeup_listener
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import WakeupListener
-from django_distlock.core.local_queue import LocalQueue
 from django_distlock.utils.clock import clock
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.tools import eventually, lock_request, threads_of
@@ -54,31 +51,6 @@ class TestACrowd:
         listener.stop()
         eventually(lambda: not running())
         assert listener.count_those_to_wake() == 0
-
-    def test_looks_less_often_each(self):
-        timing = Timing()
-        timing.look_interval_longest = 8.0
-        queue, requests = LocalQueue(timing, succeed=str), [lock_request(f"name {number}") for number in range(5000)]
-        alone = [queue.schedule_look(requests[0], inf) for _ in range(10)]
-        assert max(alone) <= timing.look_interval < min(alone) + 0.11
-        assert len({*alone}) > 1
-        for request in requests:
-            queue.join(request, clock())
-        crowded = queue.schedule_look(requests[0], inf)
-        assert 3 < crowded <= 5000 / timing.looks_per_second
-        assert requests[0].last_active_at > clock() + 2  # nobody passes it over meanwhile
-
-    def test_is_passed_over_for_a_leader_that_was_to_look_sooner(self):
-        """It looks when the lease in its way ends, and its event loop is stuck by then."""
-        timing = Timing()
-        timing.look_interval_longest, timing.looks_per_second = 8.0, 0.1
-        queue, stuck, other = LocalQueue(timing, succeed=str), lock_request("name"), lock_request("name")
-        assert queue.join(stuck, clock())
-        assert not queue.join(other, clock())
-        assert queue.schedule_look(stuck, 0.1) == 0.1
-        timing.unresponsive_after = 0.2
-        time.sleep(0.3)
-        assert queue.take_turn(other, clock())
 
 
 class Listener(WakeupListener):
@@ -139,6 +111,13 @@ def listener(timing):
     yield listener
     listener.stop()
     eventually(lambda: not running())
+
+
+def test_who_is_expected_has_an_inbox_and_keeps_the_one_that_it_has(listener):
+    request, other = lock_request(), lock_request()
+    other.inbox = "given"
+    listener.expect(request), listener.expect(other)
+    assert (request.inbox, other.inbox) == ("inbox", "given")
 
 
 def test_those_who_wait_when_it_begins_to_hear_are_woken(listener):
