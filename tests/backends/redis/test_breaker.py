@@ -304,6 +304,21 @@ def test_a_check_asks_the_server_itself(proxied, proxy, calls, monkeypatch):
     assert not proxied.outages()
 
 
+@pytest.mark.parametrize("store", ["cluster", "quorum"])
+def test_a_check_asks_whatever_the_breaker_says(use, three, calls, store, monkeypatch):
+    monkeypatch.setattr(Timing, "probe_pause_shortest", BRIEF)
+    monkeypatch.setattr(Timing, "probe_pause_longest", BRIEF)
+    backend = use(store)
+    for server in three:
+        server.refuse()
+    opened(backend, calls)
+    for server in three:
+        server.heal()
+    assert backend.outages()
+    calls(backend).check()
+    assert not backend.outages()
+
+
 def test_without_a_thread_each_caller_asks(use, server, calls, monkeypatch):
     def refuse(*_):
         raise RuntimeError("can't start new thread")
