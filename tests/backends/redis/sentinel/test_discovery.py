@@ -143,6 +143,17 @@ def test_a_search_believes_smaller_epochs_of_most_alone(silent, moves, calls):
     known.close()
 
 
+@pytest.mark.parametrize("epochs", [(1, 2, 0), (2, 1, 1), (0, 1, 2)])
+def test_of_smaller_epochs_a_search_believes_the_largest(epochs, calls):
+    """Also after they were set up anew, one of them may miss a failover."""
+    answers = [discovery.Master(f"of epoch {epoch}", 1, epoch) for epoch in epochs]
+    sentinels = [Sentinel(str(number), answer) for number, answer in enumerate(answers)]
+    known = discovery.Sentinels("service", sentinels, Timing())
+    known.confirm(discovery.Master("known", 1, 4))
+    assert calls(known).find(20.0) == discovery.Master("of epoch 2", 1, 2, is_reset=True)
+    known.close()
+
+
 class TestSharedSearch:
     """In a failover all who lost their connection ask at once."""
 
