@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, NoScriptError, ResponseError, TimeoutError
 
-from django_distlock.backends.common.attempts import InDoubt
+from django_distlock.backends.common.attempts import Attempts, InDoubt
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.breaker import ServerBreaker
 from django_distlock.backends.redis.client import AsyncClient, Client
@@ -178,6 +178,14 @@ def test_no_time_at_all_is_time_for_a_server_nearby(timeout):
     for _ in range(2):  # the second over a connection that stands
         client.send([COMMAND], timeout=timeout)
     assert given == [0.01, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("wait", "lasts"), [(-3.0, Timing.shortest_call), (0.0, Timing.shortest_call), (2.0, 2.0), (60.0, 10.0)]
+)
+def test_a_call_lasts_as_long_as_its_caller_waits_but_never_so_briefly_that_nothing_is_tried_again(wait, lasts):
+    attempts = Attempts(Timing(), step=5.0, longest=10.0, caller_deadline=1000.0 + wait, began=1000.0)
+    assert attempts.deadline == 1000.0 + lasts
 
 
 def test_a_limit_that_is_not_shorter_than_the_sockets_own_changes_nothing():
