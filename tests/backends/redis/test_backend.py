@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from weakref import ref
 
 import pytest
 import redis
@@ -297,6 +299,32 @@ class TestStoreDown:
             with pytest.raises(LockBackendError):
                 call()
         proxy.accept()
+
+    @pytest.mark.parametrize("is_task", [False, True], ids=["sync", "async"])
+    def test_it_leaves_nothing_to_the_garbage_collector(self, proxied, proxy, is_task):
+        """The frames that a traceback keeps may have a connection, and the right to use one."""
+
+        def failure():
+            try:
+                proxied.acquire(lock_request(), queue=False)
+            except LockBackendError as error:
+                return ref(error)
+
+        async def afailure():
+            try:
+                await proxied.aacquire(lock_request(), queue=False)
+            except LockBackendError as error:
+                return ref(error)
+
+        proxy.refuse()
+        gc.collect()
+        gc.disable()
+        try:
+            failed = asyncio.run(afailure()) if is_task else failure()
+            assert failed() is None
+        finally:
+            gc.enable()
+            proxy.accept()
 
     def test_connections_cut_while_idle_are_replaced_unnoticed(self, proxied, proxy, calls):
         handle = lock("name")
