@@ -15,7 +15,7 @@ from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
-from tests.support import sentinel
+from tests.support import scripted, sentinel
 from tests.support.clocks import faked_clock
 from tests.support.forkserver import Program
 from tests.support.sentinel import SERVICE, Watched, warm_up
@@ -489,3 +489,32 @@ def spending(most):
 
 def granted(answer):
     return answer if isinstance(answer, Grant) else None
+
+
+class TestAMasterThatIsSilent:
+    """It takes connections, and does not say whether it is the master."""
+
+    @pytest.fixture
+    def silent(self, settings):
+        """A server that its own sentinel takes for the master; the sentinel of another one does not."""
+        with scripted.Scripted() as silent, scripted.Scripted() as other:
+            silent.fail(scripted.Scripted.SILENCE, on=[b"ROLE"])
+            sentinels = [("127.0.0.1", one.port) for one in (silent, other)]
+            options = {"sentinels": sentinels, "socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+            location = f"redis://:pw@{SERVICE}/0?protocol=2"
+            settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": location, "OPTIONS": options}}
+            yield silent
+            locks.close()
+
+    def test_is_left_for_the_one_that_another_sentinel_names(self, silent, calls):
+        handle = calls(lock("name", wait=WAIT))
+        assert handle.acquire()
+        handle.release()
+        assert b"ROLE" in silent.seen
+
+    def test_is_told_by_its_address(self, silent, calls, settings):
+        options = settings.DISTRIBUTED_LOCKS["default"]["OPTIONS"]
+        del options["sentinels"][1:]
+        message = f"127.0.0.1:{silent.port}, which the sentinels name as the master, does not answer"
+        with pytest.raises(LockBackendError, match=message):
+            calls(lock("name", wait=0)).acquire()
