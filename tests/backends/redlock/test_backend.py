@@ -677,6 +677,17 @@ class TestListing:
         assert calls(redlock_locks).held() == []
         assert locked_names(calls(redlock_locks)) == []
 
+    def test_a_lock_rests_if_one_of_its_nodes_says_so(self, patient_locks, nodes, calls):
+        """The release has not reached the others yet."""
+        mine = lock_request(ttl=60)
+        spread(calls(patient_locks), mine)
+        held = nodes[0].get("lock:name")
+        calls(patient_locks).release(mine, 60)
+        eventually(lambda: all(node.get("lock:name") != held for node in nodes))
+        for node in nodes[:4]:
+            node.set("lock:name", held, px=60_000)
+        assert [(info.nodes, info.resting) for info in calls(patient_locks).held()] == [(5, True)]
+
     def test_with_two_nodes_down(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1})
         spread(calls(backend), lock_request(ttl=60))
