@@ -341,19 +341,17 @@ class TestStoreDown:
         assert proxy.cuts == 1
         calls(handle).release()
 
-    def test_a_subscription_cut_as_soon_as_it_stands_is_made_again(self, proxy, settings, calls, monkeypatch):
+    def test_a_subscription_cut_as_soon_as_it_stands_is_made_again(self, valkey_locks, store, calls, monkeypatch):
         subscribe, subscribed = pubsub.RedisListener.subscribe, []
 
         def subscribe_and_lose(listener, connection):
             subscribe(listener, connection)
             subscribed.append(connection)
             if len(subscribed) == 1:
-                proxy.refuse()
-                proxy.accept()
+                store.client_kill_filter(_type="pubsub")
 
         monkeypatch.setattr(pubsub.RedisListener, "subscribe", subscribe_and_lose)
         monkeypatch.setattr(pubsub, "WakeEvent", LateEvent)
-        point_at(settings, proxy.url)
         first, waiting = lock("name", ttl=60), lock("name", wait=10)
         first.acquire()
         timer = threading.Timer(1.0, first.release)
