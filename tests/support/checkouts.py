@@ -50,7 +50,8 @@ CHANGES = {
 def copy_that_reads_both(folder: Path, *, writes: int) -> Path:
     """A folder for ``sys.path`` with a copy that writes format 1 or 2."""
     package = folder / "django_distlock"
-    shutil.copytree(ROOT / "django_distlock", package)  # with what is compiled already
+    # With what is compiled already, but not what another process is just compiling
+    shutil.copytree(ROOT / "django_distlock", package, ignore=shutil.ignore_patterns("*.pyc.*"))
     for name, changes in CHANGES.items():
         text = (package / name).read_text()
         for old, new in changes.items():

@@ -85,7 +85,8 @@ class Change:
         """The environment of a process that imports a copy of the package with this change."""
         with TemporaryDirectory(prefix="distlock-planted-") as folder:
             copy = Path(folder)
-            shutil.copytree(root / PACKAGE, copy / PACKAGE)
+            # Without what another process is just compiling
+            shutil.copytree(root / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("*.pyc.*"))
             for path, text in self._texts(copy).items():
                 path.write_text(text)
             # Safe path: else Python looks into the current folder first, where the package is unchanged.
