@@ -114,6 +114,7 @@ class Worker:
 
     def _reset_after_fork(self) -> None:
         self._post = Post()
+        self._started: threading.Thread | None = None  # the latest one, which may not have the post yet
         self._wake_event = WakeEvent()  # for the thread that has the post
         self._is_nudged = False
         self._ends = False
@@ -137,7 +138,7 @@ class Worker:
 
     def _start(self) -> None:
         """Start a thread. Two callers at the same time start two threads, and one of these ends at once."""
-        thread = new_thread(self._name, self._run, os.getpid())
+        self._started = thread = new_thread(self._name, self._run, os.getpid())
         try:
             thread.start()
         except RuntimeError as error:
@@ -191,11 +192,12 @@ class Worker:
         """Tell the thread to end. Returns it; None if there is none, or it is still needed."""
         if self._is_needed():
             return None
-        thread = self._post.thread
-        if thread is not None:
-            self._ends = True
-            self._interrupt()
-            self._wake_event.set()
+        thread = self._post.thread or self._started
+        if thread is None or not thread.is_alive():
+            return None
+        self._ends = True
+        self._interrupt()
+        self._wake_event.set()
         return thread
 
     def _due_after_work(self, pid: int) -> float | None:

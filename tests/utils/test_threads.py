@@ -118,6 +118,23 @@ class TestWorker:
         work.want()
         eventually(lambda: work.is_done)
 
+    def test_ends_when_told_before_it_has_the_post(self, work, monkeypatch):
+        """A subinterpreter may end just after something was wanted."""
+        monkeypatch.setattr(Worker, "idle_timeout", 3600.0)
+        take, may_begin = Post.take, threading.Event()
+
+        def take_late(post):
+            may_begin.wait(PATIENCE)
+            return take(post)
+
+        monkeypatch.setattr(Post, "take", take_late)
+        work.want()
+        thread = work.worker.end()
+        may_begin.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert work.is_done
+
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_dies_of_nothing_for_good(self, work, monkeypatch):
         """What ends a thread in the midst, as a greenlet is killed, ends that thread alone."""
