@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import time
+from contextlib import contextmanager
 
 import celery
 import pytest
@@ -28,6 +29,20 @@ from tests.support.programs import ROOT
 from tests.support.tools import backend_on, eventually
 
 backend = backend_on("redis", "sqlite")
+
+
+@contextmanager
+def replies_lost(backend, monkeypatch):
+    """The store keeps what beats claim, and they do not learn of it."""
+    claim_run = backend.claim_run
+
+    def unanswered(*arguments):
+        claim_run(*arguments)
+        raise LockBackendError("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(backend, "claim_run", unanswered)
+        yield
 
 
 @pytest.mark.parametrize(
@@ -151,16 +166,8 @@ def test_an_unsent_run_of_another_beat_is_not_taken_for_an_own_one(beats):
 
 def test_a_claim_whose_reply_is_lost_is_found_among_the_unsent_runs(beats, locmem_locks, monkeypatch):
     first, second = beats
-    claim_run = locmem_locks.claim_run
-
-    def lose_reply(*arguments):
-        claim_run(*arguments)
-        raise LockBackendError("the reply is lost")
-
-    with monkeypatch.context() as away:
-        away.setattr(locmem_locks, "claim_run", lose_reply)
-        with pytest.raises(LockBackendError):
-            first.claim("entry", 100.0, 110.0, 10.0)
+    with replies_lost(locmem_locks, monkeypatch), pytest.raises(LockBackendError):
+        first.claim("entry", 100.0, 110.0, 10.0)
     second.sync(["entry"])
     assert second.claim("entry", 110.0, 120.0, 10.0) is None
     assert first.claim("entry", 100.0, 121.0, 10.0) is None
@@ -262,17 +269,10 @@ def test_an_older_celery_is_refused_with_what_to_do(monkeypatch):
 def test_a_claim_in_doubt_that_is_read_before_it_is_made_again_is_one_unsent_run(locmem_locks, monkeypatch, settings):
     settings.DISTRIBUTED_LOCKS_BEAT = {"AT_LEAST_ONCE": ["entry"]}
     monkeypatch.setattr(locmem_locks, "grace", 0.0)
-    schedule, claim = ScheduleStore("shop"), locmem_locks.claim_run
+    schedule = ScheduleStore("shop")
     schedule.publish("entry", LastRun(100.0))
-
-    def unanswered(*arguments):
-        claim(*arguments)
-        raise LockBackendError("no answer")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(locmem_locks, "claim_run", unanswered)
-        with pytest.raises(LockBackendError):
-            schedule.claim("entry", 100.0, 110.0, 10.0, 109.0)
+    with replies_lost(locmem_locks, monkeypatch), pytest.raises(LockBackendError):
+        schedule.claim("entry", 100.0, 110.0, 10.0, 109.0)
     assert schedule.find_overdue(0.0) == []
     assert schedule.claim("entry", 100.0, 111.0, 10.0, 109.5) is None
     [(_, stamp)] = locmem_locks.runs()

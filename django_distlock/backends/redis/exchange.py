@@ -77,7 +77,7 @@ class RedisPyExchange:
         return self.read_response(disable_decoding=True) if self.can_read(timeout) else None
 
     def can_read_without_waiting(self: Any) -> bool:
-        """Whether ``received()`` can be used, on a connection that nobody has received from yet."""
+        """Whether ``receive(0.0)`` never waits, on a connection that nobody has received from yet."""
         return False
 
 
@@ -158,7 +158,7 @@ class DirectExchange(RedisPyExchange):
             reader = self._replies = _new_reader(self)
             if reader is None:
                 return super().receive(timeout)
-        sock, timeout = self.sock, max(NO_TIME, timeout)
+        sock = self.sock
         try:
             while (found := reader.gets()) is False:
                 if sock.gettimeout() != timeout:  # setting it is a call of the system
@@ -166,7 +166,11 @@ class DirectExchange(RedisPyExchange):
                 if not (data := sock.recv(RECEIVED_AT_ONCE)):
                     raise redis.ConnectionError(CLOSED)
                 reader.feed(data)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
         except builtins.TimeoutError:
+            if not timeout:
+                raise  # of a handler of a signal
             return None
         except OSError as error:
             raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
@@ -178,31 +182,6 @@ class DirectExchange(RedisPyExchange):
         if self._replies is None:
             self._replies = _new_reader(self)
         return self._replies is not None
-
-    def received(self: Any) -> list[Any]:
-        """All messages that have come, without waiting. Raises redis-py's errors, as ``receive()`` does."""
-        reader, sock, messages = self._replies, self.sock, []
-        has_all = False
-        try:
-            if sock.gettimeout() != 0.0:
-                sock.settimeout(0.0)
-            while True:
-                while (found := reader.gets()) is not False:
-                    if isinstance(found, Exception):
-                        raise found
-                    messages.append(found)
-                if has_all:
-                    return messages
-                if not (data := sock.recv(RECEIVED_AT_ONCE)):
-                    raise redis.ConnectionError(CLOSED)
-                reader.feed(data)
-                has_all = len(data) < RECEIVED_AT_ONCE and type(sock) is socket.socket  # TLS may keep more
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return messages
-        except OSError as error:
-            if error.errno is None:
-                raise  # of a handler of a signal, as TimeoutError
-            raise redis.ConnectionError(f"Error while talking to the server: {error}") from error
 
 
 class Answer:

@@ -221,7 +221,7 @@ class RedisListener(WakeupListener):
             self._receive(message)
 
     def _take(self, connection: Any) -> None:
-        for message in connection.received():
+        while (message := connection.receive(0.0)) is not None:
             self._receive(message)
 
     def disconnect(self, connection: Any) -> None:

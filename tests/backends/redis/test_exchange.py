@@ -265,61 +265,35 @@ def test_messages_are_received_one_by_one(subscribed):
     assert connection.receive(0.0) is None
 
 
-def test_what_is_received_may_be_an_error(subscribed):
-    connection, server = subscribed
-    server.say(b"-ERR unknown command\r\n:1\r\n")
-    with pytest.raises(redis.ResponseError, match="unknown command"):
-        connection.receive(PATIENCE)
-    assert connection.receive(PATIENCE) == 1
-
-
-@pytest.mark.parametrize("leave", [Server.leave, lambda server: server.sock.close()], ids=["the_server", "this_side"])
-def test_nothing_is_received_when_one_side_has_left(subscribed, leave):
-    connection, server = subscribed
-    leave(server)
-    with pytest.raises(redis.ConnectionError):
-        connection.receive(PATIENCE)
-
-
-def test_all_messages_are_received_without_waiting(subscribed):
-    connection, server = subscribed
-    assert connection.can_read_without_waiting()
-    assert connection.received() == []
-    server.say(b"$1\r\na\r\n:2\r\n$1\r")
-    assert connection.received() == [b"a", 2]
-    assert connection.received() == []
-    server.say(b"\nb\r\n")
-    assert connection.received() == [b"b"]
-
-
-def test_more_than_is_read_at_once_is_received(subscribed):
+def test_more_than_is_read_at_once_is_received_without_waiting(subscribed):
     connection, server = subscribed
     assert connection.can_read_without_waiting()
     saying = threading.Thread(target=server.say, args=(b"$5\r\nhello\r\n" * 30_000,))
     saying.start()
-    received = 0
-    deadline = time.monotonic() + PATIENCE
+    received, deadline = 0, time.monotonic() + PATIENCE
     while received < 30_000 and time.monotonic() < deadline:
-        received += len(connection.received())
+        received += connection.receive(0.0) is not None
     saying.join(PATIENCE)
     assert received == 30_000
+    assert connection.receive(0.0) is None
 
 
-@pytest.mark.parametrize("leave", [Server.leave, lambda server: server.sock.close()], ids=["the_server", "this_side"])
-def test_nothing_is_received_at_once_when_one_side_has_left(subscribed, leave):
+@pytest.mark.parametrize("timeout", [PATIENCE, 0.0])
+def test_what_is_received_may_be_an_error(subscribed, timeout):
     connection, server = subscribed
-    assert connection.can_read_without_waiting()
+    server.say(b"-ERR unknown command\r\n:1\r\n")
+    with pytest.raises(redis.ResponseError, match="unknown command"):
+        connection.receive(timeout)
+    assert connection.receive(timeout) == 1
+
+
+@pytest.mark.parametrize("timeout", [PATIENCE, 0.0])
+@pytest.mark.parametrize("leave", [Server.leave, lambda server: server.sock.close()], ids=["the_server", "this_side"])
+def test_nothing_is_received_when_one_side_has_left(subscribed, leave, timeout):
+    connection, server = subscribed
     leave(server)
     with pytest.raises(redis.ConnectionError):
-        connection.received()
-
-
-def test_an_error_among_what_is_received_at_once_is_raised(subscribed):
-    connection, server = subscribed
-    assert connection.can_read_without_waiting()
-    server.say(b"-ERR unknown command\r\n")
-    with pytest.raises(redis.ResponseError, match="unknown command"):
-        connection.received()
+        connection.receive(timeout)
 
 
 def test_what_a_handler_of_a_signal_raises_is_no_failure_of_the_connection(subscribed, monkeypatch):
@@ -329,7 +303,7 @@ def test_what_a_handler_of_a_signal_raises_is_no_failure_of_the_connection(subsc
         raise TimeoutError("of the caller")
 
     class Interrupted:
-        """A parser, while which works a signal comes."""
+        """A parser. A signal comes while it works."""
 
         def gets(self):
             return False
@@ -338,12 +312,11 @@ def test_what_a_handler_of_a_signal_raises_is_no_failure_of_the_connection(subsc
             signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(exchange, "Reader", lambda **_: Interrupted())
-    assert connection.can_read_without_waiting()
     server.say(b"$1\r\na\r\n")
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with pytest.raises(TimeoutError, match="of the caller"):
-            connection.received()
+            connection.receive(0.0)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

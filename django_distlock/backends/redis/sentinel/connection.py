@@ -66,12 +66,6 @@ class _ThreadMasterConnection(_MasterConnection):
         self._check_master()
         return message
 
-    def received(self) -> list[Any]:
-        self._check_master()
-        messages: list[Any] = super().received()  # type: ignore[misc]
-        self._check_master()
-        return messages
-
     def can_read(self, *args: Any, **options: Any) -> Any:
         self._check_master()
         return super().can_read(*args, **options)  # type: ignore[misc]
