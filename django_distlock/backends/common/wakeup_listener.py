@@ -98,7 +98,6 @@ class WakeupListener(ABC):
             self._readers.forget()
         self._connection = self._readers = None
         self._tasks: dict[str, None] = {}  # tokens of waiting tasks
-        self._task_left_at = -inf  # when one of them last ended its wait
         self._rest = WakeEvent()  # ends the rest of the thread
         self.is_ready = False  # whether waiters are woken
         self._touched_at = -inf  # when a waiter was here last
@@ -154,7 +153,6 @@ class WakeupListener(ABC):
             await request.event.await_set(timeout)
         finally:
             self._tasks.pop(token, None)
-            self._task_left_at = clock()
 
     def stop(self) -> None:
         """Nobody will wait any more. The thread notices within ``listener_nap``."""
@@ -232,10 +230,8 @@ class WakeupListener(ABC):
 
     def read(self, connection: Any, timeout: float) -> None:
         """Wake the waiters named by messages within ``timeout`` seconds, or rest while others read."""
-        readers, nap = self._readers, self._timing.listener_nap
-        # A task often waits again soon. To wake this thread for it would take a switch of threads each time.
-        is_wanted = bool(self._tasks) or clock() - self._task_left_at < nap
-        if readers and not readers.read_if_missed(timeout, nap, is_wanted=is_wanted):
+        readers = self._readers
+        if readers and not readers.read_if_missed(timeout, self._timing.listener_nap, is_wanted=bool(self._tasks)):
             self._rest.wait(timeout)
 
     @abstractmethod

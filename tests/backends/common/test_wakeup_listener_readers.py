@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +14,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.common.wakeup_listener import Waiters
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.types import new_token
+from django_distlock.utils.threads import end_all
 from tests.support.databases import Waiter, end_sessions
 from tests.support.inside import listener_of
 from tests.support.tools import PATIENCE, eventually
@@ -86,6 +89,29 @@ def test_those_who_do_not_read_are_woken_too(backend, no_looks):
             assert waiters[name].got_in.wait(PATIENCE)
         for waiter in waiters.values():
             waiter.end()
+
+
+@pytest.mark.parametrize("backend", ["postgres_locks", "valkey_locks", "cluster_locks"], indirect=True)
+def test_a_task_is_woken_though_a_thread_has_just_read(backend, no_looks, monkeypatch):
+    """The listener's thread rests then, and has to read for the task."""
+    monkeypatch.setattr(Timing, "listener_nap", 4 * PATIENCE)
+
+    async def wait():
+        async with lock("name", wait=PATIENCE):
+            pass
+
+    try:
+        with lock("name", ttl=60):
+            waiter = Waiter()
+            eventually(lambda: backend.count_waiters(["name"]) == [1])
+        assert waiter.got_in.wait(PATIENCE)
+        with ThreadPoolExecutor(1) as threads:
+            task = threads.submit(asyncio.run, wait())
+            eventually(lambda: backend.count_waiters(["name"]) == [1])
+            waiter.end()
+            task.result()
+    finally:
+        end_all(PATIENCE)  # it would rest for as long as that
 
 
 @pytest.mark.parametrize("kind", [BaseException, Exception])

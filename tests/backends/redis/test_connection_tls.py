@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -55,7 +56,8 @@ def url(port, pki, *, host="127.0.0.1", authority=None, client=True):
     return f"rediss://{host}:{port}/0?" + "&".join(f"{key}={path}" for key, path in files.items())
 
 
-def test_a_lock_is_taken_waited_for_renewed_and_released(port, pki, use, calls, monkeypatch):
+def test_a_lock_is_taken_waited_for_renewed_and_released(port, pki, use, calls, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG, "django_distlock")
     monkeypatch.setattr(Timing, "look_interval", 4 * PATIENCE)  # who waits is woken, or waits in vain
     use(url(port, pki))
     held, waiting = lock("name", ttl=1.5), lock("name", wait=PATIENCE)
@@ -67,6 +69,7 @@ def test_a_lock_is_taken_waited_for_renewed_and_released(port, pki, use, calls, 
     assert calls(waiting).acquire()
     timer.join()
     calls(waiting).release()
+    assert "lost its connection" not in caplog.text
 
 
 @pytest.mark.parametrize("cache", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
