@@ -17,7 +17,7 @@ from django_distlock.types import new_token
 from django_distlock.utils.threads import end_all
 from tests.support.databases import Waiter, end_sessions
 from tests.support.inside import listener_of
-from tests.support.tools import PATIENCE, eventually
+from tests.support.tools import PATIENCE, eventually, lock_request
 
 pytestmark = pytest.mark.slow
 
@@ -97,19 +97,23 @@ def test_a_task_is_woken_though_a_thread_has_just_read(backend, no_looks, monkey
     monkeypatch.setattr(Timing, "listener_nap", 4 * PATIENCE)
 
     async def wait():
-        async with lock("name", wait=PATIENCE):
+        async with lock("name", wait=4 * PATIENCE):  # who has waited in vain looks for a last time
             pass
 
     try:
-        with lock("name", ttl=60):
-            waiter = Waiter()
-            eventually(lambda: backend.count_waiters(["name"]) == [1])
-        assert waiter.got_in.wait(PATIENCE)
+        for _ in range(2):  # the first one may come before there is something to read
+            with lock("name", ttl=60):
+                waiter = Waiter()
+                eventually(lambda: backend.count_waiters(["name"]) == [1])
+            assert waiter.got_in.wait(PATIENCE)
+            waiter.end()
+        holder = lock_request(ttl=60)  # of no handle, whose release wakes the task without a message
+        backend.acquire(holder, queue=False)
         with ThreadPoolExecutor(1) as threads:
             task = threads.submit(asyncio.run, wait())
             eventually(lambda: backend.count_waiters(["name"]) == [1])
-            waiter.end()
-            task.result()
+            backend.release(holder)
+            task.result(PATIENCE)
     finally:
         end_all(PATIENCE)  # it would rest for as long as that
 
