@@ -48,7 +48,7 @@ from tests.support.stores import DATABASE, LOCMEM, REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.terminal import Terminal
 from tests.support.tools import PATIENCE, backend_on, eventually, renewer_of, threads_of
 
-pytest_plugins = ["tests.support.forked_run"]
+pytest_plugins = ["tests.support.forked_run", "tests.support.quick_redis"]
 
 # As the plugin does where it is installed
 pytest.register_assert_rewrite(

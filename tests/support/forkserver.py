@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LIBRARIES = """
 asyncio hiredis psycopg redis.asyncio uuid django.core.management django.db.backends.postgresql.base
-django.db.backends.sqlite3.base
+django.db.backends.sqlite3.base tests.support.quick_redis
 """
 PACKAGE = "django_distlock django_distlock.backends.redis"
 CELERY = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any
 from weakref import WeakSet
@@ -59,8 +59,13 @@ def _hang_up_in_child() -> None:
 fork.in_child(_hang_up_in_child)
 
 
-def _named() -> dict[str, Any]:
-    """The argument that makes ``CLIENT LIST`` show the version of the package."""
+def _named(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments with one that makes ``CLIENT LIST`` show the version of the package, if they have none."""
+    return arguments if {"lib_name", "driver_info"} & arguments.keys() else {**_name(), **arguments}
+
+
+@cache  # to make it, redis-py reads the metadata of its own package, which takes a millisecond
+def _name() -> dict[str, Any]:
     if (driver_info := getattr(redis, "DriverInfo", None)) is not None:  # newer versions warn of lib_name
         return {"driver_info": driver_info().add_upstream_driver("django-distlock", VERSION)}
     return {"lib_name": f"redis-py(django-distlock_v{VERSION})"}
@@ -82,9 +87,8 @@ class Location:
         secrets = {key: Secret(self.arguments[key]) for key in PASSWORDS if isinstance(self.arguments.get(key), str)}
         provider = self.arguments.get("credential_provider")
         credentials = {} if provider is None else {"credential_provider": Credentials.of(provider)}
-        named = {} if {"lib_name", "driver_info"} & self.arguments.keys() else _named()
         # Our commands do not need RESP3, with which a server may send something between two replies.
-        object.__setattr__(self, "arguments", {"protocol": 2, **named, **self.arguments, **secrets, **credentials})
+        object.__setattr__(self, "arguments", {"protocol": 2, **_named(self.arguments), **secrets, **credentials})
 
     def at(self, host: str, port: int) -> Location:
         """Another server with the same arguments."""
@@ -274,8 +278,8 @@ def arguments_of_url(url: str, setting: str) -> tuple[type[Any], dict[str, Any]]
         kind: type[Any] = arguments.pop("connection_class", redis.Connection)
         for pool_argument in ("max_connections", "timeout"):
             arguments.pop(pool_argument, None)
-        kind(**arguments)
-        twin(kind)(**arguments)
+        for one_kind in (kind, twin(kind)):
+            one_kind(**_named(arguments))
     except TypeError as error:  # its text names the unknown argument
         raise InvalidLockBackend(f"{setting} is a URL with an unknown parameter: {error}.") from None
     except ValueError as error:  # neither shown nor chained, because it may quote the password
