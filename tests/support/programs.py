@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from django_distlock.testing.tools import eventually
 from tests.support.forkserver import ROOT, Program, end_all
 
 HANGS = 60  # seconds after which a child is killed
@@ -29,27 +30,52 @@ def say(*words):
 
 
 def fork_in_c() -> int:
-    """Past Python, which calls none of its hooks in the child: as servers that are written in C do."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # a child in which a thread of its parent were waited for to run would hang
-    try:
-        time.sleep(0.02)  # for which one may have been waiting, and on a busy machine it says so later
-        for _ in range(500):
-            if _others_sleep():
-                break
-            time.sleep(0.01)
-        return int(ctypes.PyDLL(None).fork())
-    finally:
-        sys.setswitchinterval(usual)
+    """Past Python, which calls none of its hooks in the child: as servers that are written in C do.
+
+    All other threads sleep meanwhile, and not for the lock of the interpreter: a child in which one is said to wait for
+    that lock hangs, or crashes.
+    """
+    [pid] = eventually(_fork_while_others_sleep)
+    return int(pid)
 
 
-def _others_sleep() -> bool:
-    """Whether the kernel lets no other thread of this process run."""
+def _fork_while_others_sleep() -> list[int]:
+    """Nothing, and no child, if another thread ran."""
+    before = _switches_of_others()
+    time.sleep(0.001)  # those that wait for the lock of the interpreter get it
+    if before is None or before != _switches_of_others():
+        return []
+    reader, writer = os.pipe()
+    pid = int(ctypes.PyDLL(None).fork())
+    if not pid:
+        os.close(writer)
+        if not os.read(reader, 1):
+            os._exit(0)
+        os.close(reader)
+        return [pid]
+    os.close(reader)
+    slept = before == _switches_of_others()
+    if slept:
+        os.write(writer, b"!")
+    else:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(writer)
+    return [pid] if slept else []
+
+
+def _switches_of_others() -> dict[str, list[str]] | None:
+    """How often each other thread of this process was given a processor; None: one of them does not sleep."""
+    found = {}
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended
-            if int(task.name) != threading.get_native_id() and b") R " in (task / "stat").read_bytes():
-                return False
-    return True
+            if int(task.name) == threading.get_native_id():
+                continue
+            about = (task / "status").read_text()
+            if "State:\tS" not in about:
+                return None
+            found[task.name] = [line for line in about.splitlines() if "ctxt_switches" in line]
+    return found
 
 
 def processes_of(session: int) -> list[int]:
@@ -103,6 +129,7 @@ def in_a_fork(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> 
     reader, writer = os.pipe()
     pid = fork()
     if not pid:
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)  # says where it hangs
         signal.alarm(HANGS)
         try:
             os.write(writer, str(work()).encode())
