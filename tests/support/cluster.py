@@ -47,16 +47,24 @@ class Node:
 
     def __init__(self, folder: Path, program: Path | str, *arguments: str) -> None:
         self._folder, self._program, self._arguments = folder, program, arguments
+        self.is_stopped = False
+        eventually(self._starts_at_a_port)
+
+    def _starts_at_a_port(self) -> bool:
+        """False if somebody else has taken the port since it was free."""
         self.port = port_with_bus()
         self.client: Any = redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True)
-        self.is_stopped = False
-        self.start()
+        return self._starts()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
+        """Again, at the same port, which a connection of others may have just then."""
+        eventually(self._starts)
+
+    def _starts(self) -> bool:
         self.process = subprocess.Popen(
             [
                 self._program, "--port", str(self.port), "--bind", "127.0.0.1",
@@ -67,8 +75,7 @@ class Node:
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         eventually(lambda: self.answers() or self.process.poll() is not None)
-        if not self.answers():
-            raise RuntimeError(f"the node at port {self.port} did not start")
+        return self.process.poll() is None
 
     def answers(self) -> bool:
         try:
