@@ -35,7 +35,7 @@ from tests.support import rabbitmq as rabbitmq_server
 from tests.support import zookeeper as zookeeper_server
 from tests.support.callers import Caller
 from tests.support.cluster import Cluster
-from tests.support.databases import known_database, quick_flushes
+from tests.support.databases import end_sessions, known_database, quick_flushes
 from tests.support.inside import client_of
 from tests.support.mariadb import MariaDB
 from tests.support.mysql_driver import is_driver_there
@@ -176,8 +176,9 @@ def sqlite_database(tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str
 
 @pytest.fixture
 def postgres_database(postgres: Postgres, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
-    """The alias ``locks`` is PostgreSQL, with an empty table."""
+    """The alias ``locks`` is PostgreSQL, with an empty table and no sessions of earlier tests."""
     with django_db_blocker.unblock(), known_database(postgres.settings()):
+        end_sessions()
         yield postgres.settings()
 
 

@@ -14,7 +14,7 @@ from django.core.management.commands import flush
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_distlock import lock, locks
+from django_distlock import LockError, lock, locks
 from django_distlock.backends.database.fast_path import FastPath, has_returning
 from django_distlock.backends.database.operations import Operations
 from django_distlock.backends.database.sql import Statements
@@ -172,19 +172,25 @@ class Waiter:
         self.got_in = threading.Event()
         self.leave = threading.Event()
         self.at = 0.0
+        self._error = None  # kept, because raised in the thread that a failed test leaves it would fail the next test
         self._thread = threading.Thread(target=self._run, args=(name, wait, using))
         self._thread.start()
 
     def _run(self, name, wait, using):
-        with lock(name, wait=wait, ttl=60, using=using):
-            self.at = time.monotonic()
-            self.got_in.set()
-            self.leave.wait(PATIENCE)
+        try:
+            with lock(name, wait=wait, ttl=60, using=using):
+                self.at = time.monotonic()
+                self.got_in.set()
+                self.leave.wait(PATIENCE)
+        except LockError as error:
+            self._error = error
 
     def end(self):
         self.leave.set()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
+        if self._error:
+            raise self._error
 
 
 def write(backend, name, column, text):
