@@ -31,7 +31,16 @@ from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_lost
 from django_distlock.testing import held_elsewhere, override_locks, store_down
 from tests.support.leases import wait_for_renewal
-from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores, queue_of, renewer_of
+from tests.support.tools import (
+    PATIENCE,
+    backend_on,
+    eventually,
+    lock_request,
+    on_stores,
+    queue_of,
+    renewer_of,
+    take_no_waiter_for_dead,
+)
 
 backend = backend_on("locmem")
 on_each_store = on_stores("redis", "locmem", "postgres", "mariadb", "sqlite")
@@ -49,7 +58,7 @@ class Holders:
     """Threads that hold a lock until they are told to go."""
 
     def __init__(self):
-        self.order = []  # in which they were granted it
+        self._granted = []  # the numbers of the leases with the labels
         self._go = {}
         self._threads = []
 
@@ -58,8 +67,8 @@ class Holders:
         self._go[label] = go = threading.Event()
 
         def hold():
-            with lock("name", wait=PATIENCE, **options):
-                self.order.append(label)
+            with lock("name", wait=PATIENCE, **options) as lease:
+                self._granted.append((lease.fence, label))
                 go.wait(PATIENCE)
 
         before = self._known()
@@ -68,8 +77,13 @@ class Holders:
         self._threads.append(thread)
         eventually(lambda: self._known() > before)
 
+    @property
+    def order(self):
+        """Of those who were granted it."""
+        return [label for _, label in sorted(self._granted)]
+
     def _known(self):
-        return len(self.order) + queue_of(locks["default"]).length("name")
+        return len(self._granted) + queue_of(locks["default"]).length("name")
 
     def have(self, *labels):
         """These were granted it, in this order, and nobody else is for a while."""
@@ -89,7 +103,8 @@ class Holders:
 
 
 @pytest.fixture
-def holders():
+def holders(monkeypatch):
+    take_no_waiter_for_dead(monkeypatch)
     holders = Holders()
     yield holders
     holders.end()
@@ -259,7 +274,7 @@ class TestDifferentNumbers:
         for number in (1, 2, 3):
             holders.start(f"of three {number}", slots=3)
             holders.have(*(f"of three {one}" for one in range(1, number + 1)))
-        leaves = threading.Thread(target=lock("name", slots=3, wait=0.5).acquire)
+        leaves = threading.Thread(target=lock("name", slots=3, wait=2).acquire)
         leaves.start()
         eventually(lambda: locks["default"].count_waiters(["name"])[0])
         holders.start("alone", slots=1)

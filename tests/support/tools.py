@@ -13,6 +13,7 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.backends.common.timing import Timing
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing.tools import PATIENCE, eventually, lock_request, locked_names, looks
@@ -35,6 +36,7 @@ __all__ = [
     "on_stores",
     "queue_of",
     "renewer_of",
+    "take_no_waiter_for_dead",
     "threads_of",
 ]
 
@@ -67,6 +69,12 @@ def ending_within(seconds: float) -> Iterator[None]:
     yield
     took = time.monotonic() - began
     assert took < seconds + ALLOWANCE, f"took {took:.1f} s instead of {seconds:g}"
+
+
+def take_no_waiter_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may be so busy that one that lives does nothing for seconds; nobody shall pass it then."""
+    for name in ("unresponsive_after", "grant_ttl", "waiter_expires_after"):
+        monkeypatch.setattr(Timing, name, 2 * PATIENCE)
 
 
 def inbox_of_a_waiter(backend: BaseLockBackend) -> str:
