@@ -94,14 +94,15 @@ class TestEndOfAHolder:
     def test_exiting_it_frees_nothing_under_which_a_thread_still_works(self, program, way):
         """Daemon threads run on while others do something at the exit."""
         work = {
-            "thread": "def work():\n    with lock('name', ttl=2) as lease: use(lease)\n",
-            "task": "async def main():\n    async with lock('name', ttl=2) as lease: use(lease)\n"
+            "thread": "def work():\n    with lock('name', ttl=6) as lease: use(lease)\n",
+            "task": "async def main():\n    async with lock('name', ttl=6) as lease: use(lease)\n"
             "def work(): asyncio.run(main())\n",
         }[way]
         holder = program(
             "import asyncio, threading\n"
             "def use(lease):\n    leases.append(lease); held.set(); time.sleep(60)\n"
-            "def later():\n    time.sleep(3); say(leases[0].state, lock('name').locked())\n"
+            "from tests.support.leases import wait_for_renewal\n"
+            "def later():\n    wait_for_renewal(leases[0]); say(leases[0].state, lock('name').locked())\n"
             f"{work}"
             "leases, held = [], threading.Event()\n"
             "threading.Thread(target=work, daemon=True).start(); held.wait()\n",

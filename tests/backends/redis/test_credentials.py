@@ -59,6 +59,11 @@ class Store(NamedTuple):
         timeouts = {"node_timeout": 5.0} if self.is_quorum else {"socket_timeout": 10.0}
         return {**timeouts, "socket_connect_timeout": 10.0}
 
+    @property
+    def one_connection(self):
+        """Options for one to each server, which is kept although an answer of a busy machine takes long."""
+        return {**self.patience, **({} if self.is_quorum else {"max_connections": 1})}
+
     def logins(self):
         """The users of connections that send commands of locks, by server and number of the connection."""
         return {where: client["user"] for where, client in self._clients() if not is_subscribed(client)}
@@ -303,7 +308,7 @@ class TestAToken:
 
     def test_is_told_to_the_server_on_connections_that_stand(self, store, settings, calls):
         provider = Pushing("one", "one")
-        backend = calls(store.point(settings, provider, **({} if store.is_quorum else {"max_connections": 1})))
+        backend = calls(store.point(settings, provider, **store.one_connection))
         before = store.logins_of_all(backend)
         assert {*before.values()} == {"one"}
         provider.login = "two", "two"
@@ -346,7 +351,7 @@ class TestAToken:
 
     def test_that_the_server_refuses_costs_a_connection(self, store, settings, calls):
         provider = Pushing("one", "one")
-        backend = store.point(settings, provider, **({} if store.is_quorum else {"max_connections": 1}))
+        backend = store.point(settings, provider, **store.one_connection)
         before = store.logins_of_all(calls(backend))
         provider.push("two", "wrong")
         calls(backend).look(EVERYWHERE)

@@ -102,7 +102,9 @@ def test_random_processes_nodes_and_accidents(quorum, tmp_path):
         for _ in range(3):
             start()
         killed = 0
-        while (now := time.monotonic()) < ends or (now < latest and grants_in(tmp_path) < 30):
+        while (now := time.monotonic()) < ends or (
+            now < latest and (grants_in(tmp_path) < 30 or not all(accidents.counts.values()))
+        ):
             time.sleep(dice.random() * 0.3)
             accidents.befall()
             accidents.end()
