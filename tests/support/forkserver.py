@@ -33,15 +33,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 LIBRARIES = """
-asyncio hiredis psycopg redis.asyncio uuid django.core.management django.db.backends.postgresql.base
-django.db.backends.sqlite3.base tests.support.quick_redis
+asyncio celery.schedules django.contrib.admin.sites django.contrib.auth.hashers django.contrib.auth.management
+django.contrib.auth.password_validation django.contrib.messages.context_processors django.contrib.sessions.backends.base
+django.contrib.staticfiles.handlers django.core.management.commands.check django.core.management.commands.migrate
+django.db.backends.postgresql.base django.db.backends.sqlite3.base django.views.debug hiredis logging.config psycopg
+redis.asyncio tests.support.quick_redis uuid
 """
-PACKAGE = "django_distlock django_distlock.backends.redis"
+PACKAGE = """
+django_distlock django_distlock.backends.redis django_distlock.checks django_distlock.core.group
+django_distlock.core.journal_writer django_distlock.core.leader django_distlock.decorators
+"""
 CELERY = """
 celery.apps.beat celery.apps.worker celery.backends.redis celery.bin.beat celery.bin.celery celery.bin.worker
 celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django kombu.transport.redis
-django.contrib.admin.sites django.contrib.auth.hashers django.contrib.messages.context_processors
-django.contrib.sessions.backends.base django.contrib.staticfiles.handlers django.core.management.commands.check
 """
 IMPORTED = {
     "libraries": LIBRARIES,  # for programs with a copy of the package
