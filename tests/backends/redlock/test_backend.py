@@ -206,6 +206,9 @@ class TestNumbers:
                 node.delete("lock:name")
 
 
+LONG_TIMEOUT = {"TTL": 10 * PATIENCE, "OPTIONS": {"node_timeout": 2 * PATIENCE, "socket_connect_timeout": 2 * PATIENCE}}
+
+
 class TestOneDeadOneHung:
     @pytest.fixture(params=["dead", "hung"])
     def lame(self, request, quorum):
@@ -213,36 +216,34 @@ class TestOneDeadOneHung:
         return quorum.kill if request.param == "dead" else quorum.stop
 
     def test_nobody_notices(self, quorum, lame, configured, calls):
-        """With the default timeouts: a TTL of 30 s gives a node one second, which nobody waits for."""
-        backend = configured(quorum.urls)
+        """They have a timeout, which nobody waits for."""
+        configured(quorum.urls, **LONG_TIMEOUT)
         handle = calls(lock("name"))
 
         def fastest(rounds=20):
             times = []
-            for _ in range(rounds):
-                began = time.perf_counter()
-                handle.acquire()
-                handle.release()
-                times.append(time.perf_counter() - began)
-            return min(times), max(times)
+            with ending_within(PATIENCE):
+                for _ in range(rounds):
+                    began = time.perf_counter()
+                    handle.acquire()
+                    handle.release()
+                    times.append(time.perf_counter() - began)
+            return min(times)
 
         fastest()
         lame(0)
-        _, first = fastest()  # it is noticed here
-        usual, _ = fastest()
-        assert first < 0.9  # less than the timeout of one node
-        assert usual < 0.1
+        fastest()  # it is noticed here
+        assert fastest() < 0.1
         lame(3)
-        assert fastest()[1] < 0.9
-        assert [info.nodes for info in calls(backend).held()] == []
+        fastest()
+        assert [info.nodes for info in calls(configured(quorum.urls)).held()] == []
 
     def test_from_the_start(self, quorum, lame, configured, calls):
         """A process that never saw the node alive is not held up either."""
         lame(1)
-        backend = calls(configured(quorum.urls))
-        began = time.monotonic()
-        assert isinstance(backend.acquire(lock_request(ttl=30), queue=False), Grant)
-        assert time.monotonic() - began < 0.9
+        backend = calls(configured(quorum.urls, **LONG_TIMEOUT))
+        with ending_within(1):
+            assert isinstance(backend.acquire(lock_request(ttl=10 * PATIENCE), queue=False), Grant)
 
     def test_a_majority_is_an_error_of_the_store(self, quorum, lame, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1, "socket_connect_timeout": 0.2})
@@ -320,12 +321,18 @@ class TestValidity:
         calls(backend).acquire(lock_request("first"), queue=False)
         for number in range(3):
             quorum.stop(number)
-        woken = threading.Timer(0.3, lambda: [quorum.go_on(number) for number in range(3)])
+        went_on_at = []
+
+        def wake():
+            went_on_at.append(clock())
+            for number in range(3):
+                quorum.go_on(number)
+
+        woken = threading.Timer(1, wake)
         woken.start()
         before = clock()
         grant = calls(backend).acquire(lock_request(ttl=10), queue=False)
-        assert clock() - before > 0.25
-        assert grant.sent_at - before < 0.1
+        assert before <= grant.sent_at < went_on_at[0]
         woken.join()
 
     def test_a_grant_that_comes_when_it_is_over_is_none(self, quorum, configured, calls):
