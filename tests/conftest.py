@@ -265,8 +265,9 @@ def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[Redlock
 
 @pytest.fixture(scope="session")
 def valkey_cluster() -> Iterator[Cluster]:
-    """Three primaries with a replica each. Tests that break it heal it."""
+    """Three primaries with a replica each. Tests that break it say that it shall fail over, and heal it."""
     with Cluster() as cluster:
+        cluster.be_patient()
         yield cluster
 
 

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from example_project.valkey import ONCE, binary
 PRIMARIES = 3
 SLOTS = 16384
 NODE_TIMEOUT = 1000  # ms after which the others take a node for failed
+PATIENT_NODE_TIMEOUT = 5000  # where nobody harms a node; one on a busy machine may not answer for seconds
 FORMED_WITHIN = 30.0  # seconds
 BROKEN = (redis.RedisError, OSError)
 
@@ -192,6 +194,22 @@ class Cluster:
         replica.cluster("FAILOVER")
         eventually(lambda: replica.is_primary)
         return replica
+
+    def be_patient(self) -> None:
+        """From now on no replica takes the place of a primary that does not answer."""
+        self._configure(PATIENT_NODE_TIMEOUT, "yes")
+
+    @contextmanager
+    def failing_over(self) -> Iterator[None]:
+        """Inside, one does that soon. All nodes must be there at the end."""
+        self._configure(NODE_TIMEOUT, "no")
+        yield
+        self.be_patient()
+
+    def _configure(self, node_timeout: int, stay: str) -> None:
+        for node in self.nodes:
+            node.client.config_set("cluster-node-timeout", node_timeout)
+            node.client.config_set("cluster-replica-no-failover", stay)
 
     def move(self, slot: int, to: Node, pause: float = 0.0) -> None:
         """Key by key, as the tools do that reshard a Cluster, with that pause after each step."""

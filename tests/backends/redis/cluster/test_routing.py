@@ -91,8 +91,9 @@ def cluster(valkey_cluster, settings):
     settings.DISTRIBUTED_LOCKS = {
         alias: {"BACKEND": REDIS_CLUSTER, "LOCATION": valkey_cluster.urls} for alias in ("default", "other")
     }
-    yield valkey_cluster
-    valkey_cluster.heal()
+    with valkey_cluster.failing_over():
+        yield valkey_cluster
+        valkey_cluster.heal()
     eventually(lambda: not any(renewer_of(backend).is_cleaning for backend in locks.all()), 2 * PATIENCE)
     locks.close()
 
