@@ -227,7 +227,7 @@ class TestMetrics:
         eventually(lambda: exported.count("distlock.hold", **ORDER) == 1)
 
     def test_renewals(self, exported):
-        with lock("order:{}", 42, ttl=0.6):
+        with lock("order:{}", 42, ttl=3):
             eventually(lambda: exported.count("distlock.renewals", **ORDER))
         with lock("nightly") as lease:
             lease.renew()

@@ -251,7 +251,7 @@ class TestOthers:
             stuck.wait(PATIENCE)
             return release(lock_request, cooldown)
 
-        with lock("name", ttl=0.6) as lease:
+        with lock("name", ttl=3) as lease:
             monkeypatch.setattr(valkey_locks, "release", slow)
             renewer_of(valkey_locks).release_in_background(lock_request("other"))
             before = deadline_of(lease)

@@ -22,7 +22,7 @@ from django_distlock import (
 )
 from django_distlock.testing import alose, lose
 from tests.support.leases import hold_elsewhere, request_of, wait_for_renewal
-from tests.support.tools import backend_on, eventually, lock_request, on_stores, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores, renewer_of
 
 backend = backend_on("locmem")
 on_each_store = on_stores("redis", "locmem", "postgres", "sqlite")
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 class TestTimes:
     @on_each_store
     def test_a_lease_is_renewed_while_it_is_held(self):
-        with lock("name", ttl=2) as lease:
+        with lock("name", ttl=6) as lease:
             wait_for_renewal(lease)
             lease.ensure_held()
             assert lock("name").locked()
@@ -41,7 +41,7 @@ class TestTimes:
 
     def test_a_blocked_event_loop_loses_no_lease(self):
         async def main():
-            async with lock("name", ttl=2) as lease:
+            async with lock("name", ttl=6) as lease:
                 wait_for_renewal(lease)  # meanwhile the loop is blocked
                 lease.ensure_held()
 
@@ -162,8 +162,8 @@ class TestRenewalOnItsWay:
     @pytest.mark.parametrize("fails", [True, False])
     def test_a_released_lease_stays_released(self, renewal, fails):
         renewal.fails = fails
-        with lock("name", ttl=1.5) as lease:
-            assert renewal.inside.wait(10)
+        with lock("name", ttl=6) as lease:
+            assert renewal.inside.wait(PATIENCE)
             lease.release()
             renewal.go_on.set()
             other = lock("name", wait=0)

@@ -153,7 +153,7 @@ def test_of_a_lease_that_nobody_learned_of_no_release_is_told(heard, monkeypatch
 
 @on_each_store
 def test_renewed(calls, heard):
-    with lock("order:{}", 42, ttl=0.6):
+    with lock("order:{}", 42, ttl=3):
         assert eventually(lambda: heard.get("lock_renewed"))["template"] == "order:{}"
     with lock("order:{}", 7, renew=False) as lease:
         heard.clear()

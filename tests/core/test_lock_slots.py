@@ -407,7 +407,7 @@ class TestUnavailable:
 
 class TestLeases:
     def test_each_is_renewed(self):
-        with lock("name", slots=2, ttl=2) as first, lock("name", slots=2, ttl=2) as second:
+        with lock("name", slots=2, ttl=4) as first, lock("name", slots=2, ttl=4) as second:
             for lease in (first, second):
                 wait_for_renewal(lease)
                 wait_for_renewal(lease)

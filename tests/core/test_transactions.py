@@ -32,6 +32,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.core.forced import force_release
 from django_distlock.signals import lock_released
 from django_distlock.testing import lose
+from tests.support.leases import wait_for_renewal
 from tests.support.tools import PATIENCE, aeventually, eventually, in_a_thread, on_stores, queue_of
 
 on_each_store = on_stores("redis", "locmem")
@@ -638,8 +639,9 @@ class TestWhilePending:
 
     def test_it_is_renewed(self, guarded):
         with transaction.atomic():
-            guarded(nothing, ttl=0.6)
-            time.sleep(1.5)
+            guarded(nothing, ttl=6)
+            [lease] = locks.leases()
+            wait_for_renewal(lease)
             assert is_held()
         assert not is_held()
 

@@ -272,7 +272,7 @@ class TestANewPassword:
     def test_what_is_connected_works_on(self, server, settings, calls):
         entry = {"BACKEND": REDIS, "LOCATION": f"unix://:old@{server.socket}?db=0"}
         settings.DISTRIBUTED_LOCKS = {"default": entry}
-        held = lock("name", ttl=1.5)
+        held = lock("name", ttl=6)
         calls(held).acquire()
         locks["default"].look(["name"])
         self.change(server)

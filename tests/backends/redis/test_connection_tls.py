@@ -60,10 +60,10 @@ def test_a_lock_is_taken_waited_for_renewed_and_released(port, pki, use, calls, 
     caplog.set_level(logging.DEBUG, "django_distlock")
     monkeypatch.setattr(Timing, "look_interval", 4 * PATIENCE)  # who waits is woken, or waits in vain
     use(url(port, pki))
-    held, waiting = lock("name", ttl=1.5), lock("name", wait=PATIENCE)
+    held, waiting = lock("name", ttl=6), lock("name", wait=PATIENCE)
     held.acquire()
-    eventually(lambda: locks["default"].look(["name"])[0][0].remaining < 1.2)
-    eventually(lambda: locks["default"].look(["name"])[0][0].remaining > 1.2)
+    eventually(lambda: locks["default"].look(["name"])[0][0].remaining < 5)
+    eventually(lambda: locks["default"].look(["name"])[0][0].remaining > 5)
     timer = threading.Timer(0.3, held.release)
     timer.start()
     assert calls(waiting).acquire()

@@ -31,7 +31,7 @@ from django_distlock.signals import lock_acquired
 from django_distlock.types import Grant, Level, LockInfo, new_token
 from django_distlock.utils.clock import clock
 from tests.support.inside import client_of, clients_of_loops, nodes_of
-from tests.support.leases import lease_of, request_of
+from tests.support.leases import lease_of, request_of, wait_for_renewal
 from tests.support.programs import ROOT
 from tests.support.quorum import Quorum, spread
 from tests.support.scripted import Scripted
@@ -578,19 +578,19 @@ class TestRenewal:
 
     def test_goes_on_while_two_nodes_are_down(self, quorum, configured):
         configured(quorum.urls)
-        with lock("name", ttl=0.6) as lease:
+        with lock("name", ttl=6) as lease:
             quorum.kill(0)
             quorum.stop(1)
-            time.sleep(1.5)
+            wait_for_renewal(lease)
             lease.ensure_held()
 
     def test_gives_the_lease_back_to_nodes_that_lost_it(self, quorum, configured):
         """So it outlives restarts of all nodes, one after another."""
         backend = configured(quorum.urls)
-        with lock("name", ttl=1.5) as lease:
+        with lock("name", ttl=3) as lease:
             for number in range(5):
                 quorum.kill(number)
-                time.sleep(1.6)  # the longest TTL
+                time.sleep(3.1)  # the longest TTL
                 quorum.start(number)
                 eventually(lambda: [info.nodes for info in backend.look(["name"])[0]] == [5])
             [[info]] = backend.look(["name"])

@@ -483,7 +483,7 @@ class TestTtl:
         assert not caplog.records
 
     def test_a_renewed_lease_outlives_its_ttl(self, zookeeper_locks, behind):
-        with lock("name", ttl=2.0) as lease:
+        with lock("name", ttl=5.0) as lease:
             first = deadline_of(lease)
             eventually(lambda: clock() > first)
             lease.ensure_held()

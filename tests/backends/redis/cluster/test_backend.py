@@ -27,6 +27,7 @@ from tests.support.admin_pages import LIST, hold
 from tests.support.cluster import Cluster, free_ports, names_on, subscribed
 from tests.support.commands import said
 from tests.support.inside import clients_of_loops, listener_of, nodes_of
+from tests.support.leases import wait_for_renewal
 from tests.support.programs import ROOT, in_a_fork
 from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
@@ -184,10 +185,10 @@ class TestHandOff:
 
 class TestManyLocks:
     def test_all_are_renewed(self, cluster_locks):
-        handles = [lock(f"n{number}", ttl=1.2, on_lost="raise") for number in range(300)]
+        handles = [lock(f"n{number}", ttl=5, on_lost="raise") for number in range(300)]
         for handle in handles:
             assert handle.acquire()
-        time.sleep(2)
+        time.sleep(6)
         held = list(cluster_locks.held())
         assert len(held) == 300
         assert min(info.remaining for info in held) > 0.2
@@ -365,9 +366,9 @@ class TestUser:
             node.client.execute_command("ACL", "DELUSER", "distlock")
 
     def test_what_locks_do_is_allowed(self, user, valkey_cluster, calls):
-        with lock("name", ttl=1, min_hold=0.1):
+        with lock("name", ttl=4, min_hold=0.1) as lease:
             assert not lock("name", using="other").acquire(timeout=0.2)
-            time.sleep(0.5)
+            wait_for_renewal(lease)
         name = "name"
         slot = slot_of(locks["default"].keys.lease(name))
         held = lock_request(name)

@@ -27,6 +27,7 @@ from django_distlock.types import Grant
 from example_project.valkey import binary
 from tests.support.cluster import Node, names_on, subscribed
 from tests.support.history import EVERYBODY, Journal, beliefs_of, faults, numbers_that_went_back, read
+from tests.support.leases import wait_for_renewal
 from tests.support.peers import Peer
 from tests.support.stores import REDIS_CLUSTER
 from tests.support.tools import ALLOWANCE, PATIENCE, eventually, lock_request, renewer_of
@@ -186,10 +187,11 @@ class TestMovingSlots:
         source = node_of(cluster, "name")
         to = next(node for node in cluster.primaries if node is not source)
         slot = slot_of(locks["default"].keys.lease("name"))
-        with lock("name", ttl=1.2) as lease:
-            keeps = threading.Thread(target=cluster.move, args=(slot, to, 0.8))
+        with lock("name", ttl=6) as lease:
+            keeps = threading.Thread(target=cluster.move, args=(slot, to, 1.5))
             keeps.start()
-            time.sleep(1.4)
+            wait_for_renewal(lease)
+            assert keeps.is_alive()
             assert locks["other"].look(["name"])[0][0].fence == lease.fence
             keeps.join(PATIENCE)
             time.sleep(1)
@@ -384,14 +386,14 @@ class TestHangingPrimary:
 
     def test_leases_elsewhere_are_renewed_and_handed_on(self, hanging):
         there, elsewhere, hang = hanging
-        with lock(there, ttl=1.5, on_lost="log") as lost, lock(elsewhere, ttl=1.5) as kept:
+        with lock(there, ttl=6, on_lost="log") as lost, lock(elsewhere, ttl=6) as kept:
             hang()
             waiter = Waiter(elsewhere, "thread")
             eventually(lambda: lost.state is State.LOST)
-            time.sleep(1.5)
+            wait_for_renewal(kept)
             kept.ensure_held()
             kept.release()
-            waiter.gets_in(2)
+            waiter.gets_in()
 
     def test_what_is_asked_of_all_nodes_names_the_one_that_failed(self, hanging, calls):
         there, elsewhere, hang = hanging
@@ -459,7 +461,7 @@ class TestRefusingPrimary:
 
     def test_leases_elsewhere_are_renewed(self, cluster, refuse, caplog):
         there, elsewhere, _ = one_per_primary(cluster)
-        with lock(there, ttl=1.2, on_lost="log") as lost, lock(elsewhere, ttl=1.2, on_lost="log") as kept:
+        with lock(there, ttl=4, on_lost="log") as lost, lock(elsewhere, ttl=4, on_lost="log") as kept:
             refuse(node_of(cluster, there))
             eventually(lambda: lost.state is State.LOST)
             assert kept.state is State.HELD
