@@ -15,6 +15,7 @@ from django_redis.pool import ConnectionFactory
 from redis.credentials import CredentialProvider
 
 from django_distlock import InvalidLockBackend, LockBackendError, lock, locks
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.credentials import Credentials
 from django_distlock.signals import lock_lost
 from tests.support.credentials import RIGHTS, USER, Account, Asked, Managed, Pushing
@@ -591,7 +592,8 @@ class TestAProviderThatFails:
             calls(lock("name", wait=0)).acquire()
         assert "more" not in str(caught.value)
 
-    def test_by_silence_costs_the_timeout_of_a_connection(self, store, settings, calls):
+    def test_by_silence_costs_the_timeout_of_a_connection(self, store, settings, calls, monkeypatch):
+        monkeypatch.setattr(Timing, "handshake", PATIENCE)  # that the threads of a quorum have to say so
         provider = Slow()
         others = {} if store.is_quorum else {"socket_timeout": 0.3, "failover_timeout": 0.3}
         backend = store.point(settings, provider, socket_connect_timeout=0.3, **others)

@@ -1576,7 +1576,8 @@ def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkey
     for node in nodes:
         node.execute_command("ACL", "SETUSER", "distlock", "reset", *rule)
     try:
-        backend = calls(configured([server.url + "&username=distlock&password=any" for server in five_valkeys]))
+        urls = [server.url + "&username=distlock&password=any" for server in five_valkeys]
+        backend = calls(configured(urls, OPTIONS={"node_timeout": PATIENCE}))
         mine = lock_request()
         assert isinstance(backend.acquire(mine, queue=False), Grant)
         assert isinstance(backend.acquire(lock_request(), queue=False), LockInfo)
