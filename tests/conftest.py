@@ -21,6 +21,7 @@ from django.db import close_old_connections
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
+from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import DatabaseBackend
 from django_distlock.backends.redis import RedisBackend
 from django_distlock.backends.redlock import RedlockBackend
@@ -313,6 +314,12 @@ def zookeeper_locks(zookeeper_entry: dict[str, Any], settings: Any) -> Iterator[
             client_of(one).close()
     locks.close()
     eventually(lambda: not threads_of("zookeeper") + threads_of("closing"))
+
+
+@pytest.fixture
+def long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers who wait for milliseconds or not at all get their answer from a busy machine, too."""
+    monkeypatch.setattr(Timing, "shortest_call", PATIENCE)
 
 
 @pytest.fixture

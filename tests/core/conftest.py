@@ -7,6 +7,11 @@ import pytest
 from django_distlock import signals as lock_signals
 
 
+@pytest.fixture(autouse=True)
+def _long_calls(long_calls):
+    """Stores are tested elsewhere."""
+
+
 @pytest.fixture
 def heard():
     """Every signal about the lock "heard", with its arguments. Locks of other tests may be lost meanwhile."""

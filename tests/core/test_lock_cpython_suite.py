@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 
 from django_distlock import Lock, lock
-from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import RedisBackend
 from tests.support.inside import listener_of
 from tests.support.requirements import missing
@@ -52,12 +51,8 @@ def new_lock(**options: bool) -> Lock:
 @pytest.mark.filterwarnings("ignore:A handle of lock .* was dropped:ResourceWarning")
 class TestCPython:
     @pytest.fixture(autouse=True)
-    def _threads_run_already(self, backend, monkeypatch):
-        """CPython's tests wait for the end of threads that they leave behind.
-
-        They also wait for milliseconds, in which a store on a busy machine does not answer.
-        """
-        monkeypatch.setattr(Timing, "shortest_call", PATIENCE)
+    def _threads_run_already(self, backend):
+        """CPython's tests wait for the end of threads that they leave behind."""
         if lock_tests is None:
             missing("lock_tests", "this Python comes without its package test")
         if isinstance(backend, RedisBackend):

@@ -23,6 +23,7 @@ from tests.support.tools import PATIENCE, eventually, lock_request
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.once,
+    pytest.mark.usefixtures("long_calls"),
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
 ]
 
