@@ -263,7 +263,7 @@ class TestEvents:
             calls(handle).release()
         with lock("order:42", wait=60):
             pass
-        assert events(backend, 4).count(Event.RELEASED) == 2  # of two leases
+        eventually(lambda: events(backend, 4).count(Event.RELEASED) == 2)  # of two leases
 
     @on_each_store
     def test_a_lease_whose_handle_is_dropped(self, backend):

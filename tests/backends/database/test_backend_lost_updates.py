@@ -37,7 +37,7 @@ def postgres():
 def outcomes(database):
     """Updates that were lost, and requests that the database refused, by what guarded them."""
     program = ["-W", "error", ROOT / "docs" / "lost_updates.py", json.dumps(database), REQUESTS]
-    done = run(program, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=120)
+    done = run(program, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = re.findall(rf"^(.+?) +(\d+) of {8 * REQUESTS} lost, +(\d+) refused$", done.stdout, re.MULTILINE)
     return {kind: (int(lost), int(refused)) for kind, lost, refused in lines}

@@ -201,7 +201,8 @@ def assert_rights_are_needed(backend, clients):
             with client() as admin:
                 admin.execute_command("ACL", "SETUSER", "distlock", right)
 
-    backend.acquire(mine := lock_request(ttl=60), queue=False)
+    mine = lock_request(ttl=60)
+    assert isinstance(backend.acquire(mine, queue=False), Grant)
     for call, right in NEEDED:
         change(f"-{right}")
         assert_refused(call, right, backend, mine)
@@ -241,6 +242,7 @@ class TestSentinels:
 
 def test_in_a_cluster(settings, calls, valkey_cluster):
     rule = documented("cluster.md")
+    valkey_cluster.flush()
     for node in valkey_cluster.nodes:
         node.client.execute_command("ACL", "SETUSER", "distlock", "reset", *rule)
     urls = [url.replace("//", "//distlock:password@") for url in valkey_cluster.urls]

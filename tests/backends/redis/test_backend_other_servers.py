@@ -20,7 +20,7 @@ from example_project.valkey import Valkey
 from tests.support import servers
 from tests.support.servers import program_of
 from tests.support.stores import REDIS
-from tests.support.tools import PATIENCE, eventually, lock_request, queue_of
+from tests.support.tools import PATIENCE, eventually, insist, lock_request, queue_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -155,9 +155,10 @@ class TestFaults:
             server.process.kill()
             server.process.wait()
             server.start()
-            eventually(lambda: lease.state is State.LOST, 5)
-        with lock("name", wait=1):
-            pass
+            eventually(lambda: lease.state is State.LOST)
+        handle = lock("name", wait=1)
+        assert insist(handle.acquire)
+        handle.release()
 
     def test_a_replica_is_named_as_what_it_is(self, own, kind, calls):
         own(kind, "--replicaof", "127.0.0.1", "1")

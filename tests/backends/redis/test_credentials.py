@@ -130,9 +130,9 @@ def made(kind, request):
                 admins = [stack.enter_context(server.client()) for server in watched.servers]
                 found = Store({"BACKEND": REDIS, "OPTIONS": watched.options}, admins)
             case "cluster":
-                nodes = request.getfixturevalue("valkey_cluster").nodes
-                urls = [node.url for node in nodes[:2]]
-                found = Store({"BACKEND": REDIS_CLUSTER, "LOCATION": urls}, [node.client for node in nodes])
+                cluster = request.getfixturevalue("valkey_cluster")
+                urls = [node.url for node in cluster.primaries]  # a replica is asked for slots, and then no more
+                found = Store({"BACKEND": REDIS_CLUSTER, "LOCATION": urls}, [node.client for node in cluster.nodes])
             case "quorum":
                 urls = [server.url for server in request.getfixturevalue("five_valkeys")[:3]]
                 entry = {"BACKEND": REDLOCK, "LOCATION": urls, "OPTIONS": {"node_timeout": 1.0}}

@@ -448,9 +448,9 @@ class Swallowing(proxies.Passage):
 
 
 @pytest.fixture
-def swallowing(monkeypatch, through_proxy):
+def swallowing(monkeypatch, patient_proxy):
     monkeypatch.setattr(proxies, "Passage", Swallowing)
-    return through_proxy
+    return patient_proxy
 
 
 class TestListeners:

@@ -142,7 +142,7 @@ class TestEveryPattern:
 
             own = mine.token if expected == "granted" else None
             wanted = [{FREE: own, TAKEN: other, FAILED: None}[state] for state in pattern]
-            eventually(lambda tokens=tokens, wanted=wanted: tokens() == wanted)
+            eventually(lambda tokens=tokens, wanted=wanted: tokens() == wanted, 3 * PATIENCE)
 
     def test_as_the_answers_come_in(self):
         """Deciding early, in any order of the answers, is never wrong."""

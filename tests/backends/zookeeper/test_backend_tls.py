@@ -96,7 +96,7 @@ def test_a_long_answer_arrives_whole(secured):
 def test_who_is_not_trusted_is_told_so(secured, pki, options, host, told):
     if options.get("ca"):
         options = {**options, "ca": pki.stranger.certificate}
-    secured(host=host, request_timeout=2.0, **options)
+    secured(host=host, request_timeout=2.0 if told == "no connection" else 10.0, **options)
     with pytest.raises(LockBackendError, match=told):
         lock("name").acquire()
     assert not renewer_of(locks["default"]).is_cleaning

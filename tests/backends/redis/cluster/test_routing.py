@@ -30,7 +30,7 @@ from tests.support.history import EVERYBODY, Journal, beliefs_of, faults, number
 from tests.support.leases import wait_for_renewal
 from tests.support.peers import Peer
 from tests.support.stores import REDIS_CLUSTER
-from tests.support.tools import ALLOWANCE, PATIENCE, eventually, lock_request, renewer_of
+from tests.support.tools import ALLOWANCE, PATIENCE, ending_within, eventually, lock_request, renewer_of
 
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
 
@@ -245,7 +245,7 @@ class TestFailover:
         primary = node_of(cluster, "name")
         elsewhere = next(name for name in one_per_primary(cluster) if node_of(cluster, name) is not primary)
         replica = cluster.replica_of(primary)
-        with lock("name", ttl=3) as lease, lock(elsewhere, ttl=3) as other:
+        with lock("name", ttl=2 * TAKEOVER) as lease, lock(elsewhere, ttl=2 * TAKEOVER) as other:
             waiter = Waiter("name", way)
             eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
             if end == "killed":
@@ -256,7 +256,7 @@ class TestFailover:
             else:
                 cluster.fail_over(primary)
             eventually(lambda: replica.is_primary, TAKEOVER)
-            time.sleep(3)  # the TTL
+            wait_for_renewal(lease)
             assert (lease.state, other.state) == (State.HELD, State.HELD)
             assert waiter.outcome is None
         assert waiter.gets_in() > lease.fence
@@ -340,7 +340,7 @@ class TestHangingPrimary:
         entry = {
             "BACKEND": REDIS_CLUSTER,
             "LOCATION": cluster.urls,
-            "OPTIONS": {"socket_timeout": 0.4, "failover_timeout": 0.4},
+            "OPTIONS": {"socket_timeout": 1.5, "failover_timeout": 1.5},
         }
         settings.DISTRIBUTED_LOCKS = {"default": entry, "other": entry}
         there, elsewhere, *_ = one_per_primary(cluster)
@@ -360,16 +360,14 @@ class TestHangingPrimary:
     def test_only_its_shards_fail_and_in_time(self, hanging, calls):
         there, elsewhere, hang = hanging
         primary = hang()
-        for wait, most in ((True, 2.5), (False, 2.5)):
-            began = time.monotonic()
-            with pytest.raises(LockBackendError, match=str(primary.port)):
+        for wait in (True, False):
+            with ending_within(5), pytest.raises(LockBackendError, match=str(primary.port)):
                 calls(locks["default"]).acquire(lock_request(there), queue=wait)
-            assert time.monotonic() - began < most
             began = time.monotonic()
             mine = lock_request(elsewhere)
             assert isinstance(calls(locks["default"]).acquire(mine, queue=wait), Grant)
             assert calls(locks["default"]).release(mine)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 1.4  # less than the timeout of the other one
 
     def test_who_waits_is_told_when_the_wait_is_over(self, hanging, cluster, settings, calls):
         there, _, hang = hanging

@@ -112,7 +112,7 @@ class TestFailoverWhileHeld:
             old = watched.master
         watched.cut_off(old)
         with heard_losses() as heard:
-            with pytest.raises(LockLost), lock("name", ttl=9) as first:
+            with pytest.raises(LockLost), lock("name", ttl=30) as first:
                 old.kill()
                 watched.wait_for_another(old)
                 second = lock("name")
