@@ -72,9 +72,8 @@ def test_locks_that_are_held_long_are_marked(settings):
     hold(backend, "long", ago=125.0)
     backend.release(hold(backend, "resting", ago=125.0), 30)
     hold(backend, "short", ago=110.0)
-    assert [line for line in said().splitlines() if "(long)" in line] == [
-        line for line in said().splitlines() if line.startswith("long ")
-    ]
+    lines = said().splitlines()
+    assert [line for line in lines if "(long)" in line] == [line for line in lines if line.startswith("long ")]
     assert [(row["name"], row["held_long"]) for row in json.loads(said("list", "--json"))] == [
         ("long", True),
         ("resting", False),

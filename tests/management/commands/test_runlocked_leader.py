@@ -44,10 +44,12 @@ class Hosts:
         self.proxies, self.processes = [], []
         self.crash = folder / "crash"
 
-    def start(self, *options, program=None):
+    def start(self, *options, program=None, reaches_the_store=True):
         host = len(self.processes)
         (way := self._folder / f"{host}").mkdir()
         self.proxies.append(self._stack.enter_context(Proxy(self._valkey.socket, way)))
+        if not reaches_the_store:
+            self.proxies[-1].refuse()
         program = program or [sys.executable, "-c", WORKER, self._folder / f"{host}/steps", self.crash]
         process = Program(
             ["example_project/manage.py", "runlocked", "--leader", "indexer", "--ttl", "2", *options, "--", *program],
@@ -184,8 +186,7 @@ def test_one_that_starts_while_the_store_is_down_waits_for_it(hosts):
     hosts.proxies[0].refuse()
     eventually(lambda: hosts.steps()[-1][-1] == "told")
     _, term = hosts.works()
-    late = hosts.start()
-    hosts.proxies[1].refuse()
+    late = hosts.start(reaches_the_store=False)
     hosts.proxies[0].accept()
     assert hosts.works(above=term)[0] == 0
     assert late.poll() is None
