@@ -57,12 +57,12 @@ def test_a_lease_is_there_afterwards(postgres, postgres_locks, prepare, round_nu
 
 
 def test_a_release_that_was_lost_can_be_repeated(postgres, postgres_locks):
-    """The lease is as it was then, and its token alone ends it."""
+    """The lease is as it was then, unless the release was written just in time, and its token alone ends it."""
     request = lock_request("name", ttl=60.0)
     acquire(postgres_locks, request)
     assert postgres_locks.release(request)
     crash(postgres, postgres_locks)
-    [[info]] = postgres_locks.look(["name"])
-    assert info is None or info.token == request.token
-    assert postgres_locks.release(request) is (info is not None)
+    [leases] = postgres_locks.look(["name"])
+    assert [info.token for info in leases] in ([], [request.token])
+    assert postgres_locks.release(request) is bool(leases)
     acquire(postgres_locks, lock_request("name", ttl=60.0))
