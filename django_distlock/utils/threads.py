@@ -34,6 +34,8 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
 
 
 _workers: WeakSet[Worker] = WeakSet()
+# Kept: when a Thread is freed, CPython 3.13 detaches its thread, which is not there after a fork in C, and crashes.
+_inherited: list[threading.Thread] = []
 
 
 def end_all(timeout: float) -> None:
@@ -109,12 +111,15 @@ class Worker:
         if idle_timeout is not None:
             self.idle_timeout = idle_timeout
         _workers.add(self)
+        self._started: threading.Thread | None = None  # the latest one, which may not have the post yet
         self._reset_after_fork()
         fork.in_child(self._reset_after_fork)
 
     def _reset_after_fork(self) -> None:
+        if self._started:
+            _inherited.append(self._started)
         self._post = Post()
-        self._started: threading.Thread | None = None  # the latest one, which may not have the post yet
+        self._started = None
         self._wake_event = WakeEvent()  # for the thread that has the post
         self._is_nudged = False
         self._ends = False
