@@ -223,9 +223,9 @@ class TestLeaving:
         start(UNTRUE["none"])
         with lock("name"):
             assert not lock("name", wait=0.3, using="first").acquire()
-            assert entries(store) == []
-            assert left_behind(store.keys("*"), "{lock}") == ["{lock}:name"]
-            impatient = callers("first", wait=0.5)
+            eventually(lambda: entries(store) == [])
+            eventually(lambda: left_behind(store.keys("*"), "{lock}") == ["{lock}:name"])
+            impatient = callers("first", wait=2)
             eventually(lambda: entries(store))
             waiter = callers("second", wait=PATIENCE)
             assert eventually(lambda: impatient.outcome) == "late"
