@@ -1,15 +1,12 @@
 """Distributed locks for Django: for views, tasks, and any code that only one process may run at a time."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .core.assertions import assert_locked, current_lease
-from .core.group import Leases, LockGroup, lock_all
-from .core.leader import Leadership, leader
 from .core.lease import Lease
 from .core.lock import Lock, lock
 from .core.registry import LockBackends, locks
-from .decorators import distributed_lock, skip
-from .decorators.answers import respond
 from .exceptions import (
     InvalidLockBackend,
     InvalidLockName,
@@ -27,6 +24,10 @@ from .version import VERSION
 
 if TYPE_CHECKING:
     from .core.adoption import AdoptedLease, aadopt, adopt
+    from .core.group import Leases, LockGroup, lock_all
+    from .core.leader import Leadership, leader
+    from .decorators import distributed_lock, skip
+    from .decorators.answers import respond
 
 __version__ = VERSION
 
@@ -66,11 +67,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import adoption when it is first used: few processes adopt leases, and the parts of Django that it needs take a
-    fifth as long to import as everything else."""
-    if name not in ("AdoptedLease", "aadopt", "adopt"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .core import adoption
+# Each module is imported when one of its names is first used, because a process that does without them starts sooner.
+_MODULES = {
+    "core.adoption": ("AdoptedLease", "aadopt", "adopt"),
+    "core.group": ("Leases", "LockGroup", "lock_all"),
+    "core.leader": ("Leadership", "leader"),
+    "decorators": ("distributed_lock", "skip"),
+    "decorators.answers": ("respond",),
+}
 
-    return getattr(adoption, name)
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

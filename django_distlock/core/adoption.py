@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from django.views.decorators.debug import sensitive_variables
 
-from ..backends.base import BaseLockBackend
 from ..exceptions import InvalidLockBackend, LockLost, LockNotHeld
 from ..journal import NOT_RENEWED, Event
 from ..names import own_name
@@ -25,6 +24,7 @@ from .lock import Lock, refuse_in_event_loop
 from .registry import Service, locks
 
 if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
     from .detached import Detached
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts

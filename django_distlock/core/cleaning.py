@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING
 
-from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..types import LockRequest
 from ..utils.clock import clock
@@ -14,6 +14,9 @@ from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .events import about_request
 from .local_queue import LocalQueue
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
 
 logger = logging.getLogger("django_distlock")
 

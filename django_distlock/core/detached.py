@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from django.core import signing
 from django.views.decorators.debug import sensitive_variables
 
-from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockLost, LockNotHeld
 from ..formats import NEWER, NUMBER
 from ..options import Terms
 from ..types import place_of
 from ..utils.clock import wall_clock
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
 
 SALT = "django_distlock.handover"  # never changes, because texts that it signs are on their way
 

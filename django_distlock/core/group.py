@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import signals
-from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError, LockError, LockLost, LockNotHeld
 from ..options import LONGEST_TTL, Terms
 from ..types import Grant, LockInfo, current_execution
@@ -26,6 +25,8 @@ from .lock import Lock, sync_owner
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
+
+    from ..backends.base import BaseLockBackend
 
 WAIT: float = Terms().wait or 0.0  # seconds, as of one lock
 AS_LONG_AS_IT_TAKES = min(LONGEST_TTL, threading.TIMEOUT_MAX)  # seconds, which no process lives

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from math import isinf
+from typing import TYPE_CHECKING
 
-from ..backends.optional import JournalBackend
 from ..exceptions import LockBackendError
 from ..journal import GRANTED, RELEASED, Event, JournalEntry
 from ..types import LockRequest, digest
@@ -16,6 +16,9 @@ from ..utils import fork
 from ..utils.clock import clock, wall_clock
 from ..utils.events import about_event
 from ..utils.threads import Worker
+
+if TYPE_CHECKING:
+    from ..backends.optional import JournalBackend
 
 INTERVAL = 0.25  # seconds between two writes: the events between them are written together
 MOST_NOTED = 250  # events between two writes: more would not stay in the caches of a processor

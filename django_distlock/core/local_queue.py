@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from random import random
+from typing import TYPE_CHECKING
 
-from ..backends.common.timing import Timing
 from ..types import LockRequest
 from ..utils.clock import clock
+
+if TYPE_CHECKING:
+    from ..backends.common.timing import Timing
 
 
 class LocalQueue:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import NoReturn, Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 from django.utils.asyncio import async_unsafe
 
-from ..backends.base import BaseLockBackend
 from ..exceptions import InvalidLockBackend, LockBackendError, LockError, LockLost, LockNotHeld, LockTimeout
 from ..names import fixed_name, parse, render, stored_name
 from ..options import DEFAULTS, LockOptions, Options, seconds_to_wait, settled
@@ -28,6 +27,9 @@ from .forced import aforce_release, force_release
 from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave
 from .lease import Lease, logger
 from .registry import DEFAULT_ALIAS, locks
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
 
 service_of, holder_here = locks.service, Holder.here  # looked up once
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from django.apps import apps
@@ -19,17 +19,18 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ..backends.base import BaseLockBackend
-from ..backends.optional import JournalBackend
 from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist, LockBackendError
 from ..utils import fork
 from ..utils.events import about_event
 from ..utils.text import quoted
 from ..utils.threads import end_all
-from .journal_writer import JournalWriter
 from .lease import Lease
 from .local_queue import LocalQueue
 from .renewal import Renewer, mark_lost
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
+    from ..backends.optional import JournalBackend
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
@@ -130,15 +131,17 @@ class Service:
         self.ask_prefix = backend.ask_prefix
         self.queue = LocalQueue(backend.timing, backend.succeed)
         self.journal = None
-        if isinstance(backend, JournalBackend) and backend.journal_length:
-            self.journal = JournalWriter(backend, backend.journal_length)
+        if backend.journal_length:
+            from .journal_writer import JournalWriter  # few processes need it, as what follows
+
+            self.journal = JournalWriter(cast("JournalBackend", backend), backend.journal_length)
         self.renewer = Renewer(backend, self.queue, self.journal)
         backend.on_orphan = self.renewer.release_in_background
         backend.template_of = self.renewer.template_of
         backend.on_loss = self._lose
         self.lease_kind: type[Lease] = Lease
         if backend.has_sessions:
-            from .session_lease import SessionLease  # few processes need it
+            from .session_lease import SessionLease
 
             self.lease_kind = SessionLease
 
@@ -210,6 +213,8 @@ class LockBackends:
             return services[alias]
 
     def _build(self, alias: str) -> BaseLockBackend:
+        from ..backends import base  # only a process that uses locks needs it
+
         configured = self.settings
         if not hasattr(settings, SETTING):
             tell_of_absence()
@@ -229,7 +234,7 @@ class LockBackends:
             raise InvalidLockBackend(
                 f"{SETTING}[{alias!r}]['BACKEND'] cannot be imported: {error}. {example}"
             ) from error
-        if not (isinstance(backend, type) and issubclass(backend, BaseLockBackend)):
+        if not (isinstance(backend, type) and issubclass(backend, base.BaseLockBackend)):
             raise InvalidLockBackend(f"{SETTING}[{alias!r}]['BACKEND'] is {path}, which is no lock backend.")
         return backend(alias, entry)
 

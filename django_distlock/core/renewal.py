@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..backends.base import BaseLockBackend
 from ..exceptions import LockBackendError
 from ..journal import Event
 from ..signals import lock_held_long, lock_renewed
@@ -29,9 +28,12 @@ from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .cleaning import Cleaner
 from .events import about_lease, about_request
-from .journal_writer import JournalWriter
 from .lease import Lease
 from .local_queue import LocalQueue
+
+if TYPE_CHECKING:
+    from ..backends.base import BaseLockBackend
+    from .journal_writer import JournalWriter
 
 logger = logging.getLogger("django_distlock")
 

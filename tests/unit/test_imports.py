@@ -9,23 +9,23 @@ import pytest
 
 PACKAGE = {
     "": [
-        "core", "decorators", "exceptions", "formats", "journal", "names", "options", "runs", "signals", "types",
-        "utils", "version", "backends",
+        "core", "exceptions", "formats", "journal", "names", "options", "signals", "types", "utils", "version",
     ],
-    "backends": ["base", "common", "optional"],
-    "backends.common": ["key_prefix", "selftest", "timing"],
     "core": [
-        "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "group",
-        "holds", "journal_writer", "labels", "leader", "lease", "local_queue", "lock", "own_leases", "registry",
-        "renewal", "transactions", "ungranted",
+        "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds", "labels",
+        "lease", "local_queue", "lock", "own_leases", "registry", "renewal", "transactions", "ungranted",
     ],
-    "decorators": ["answers", "http", "key", "task_context", "wrapper"],
     "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
+GROUP = {"core": ["group"]}
+DECORATORS = {"": ["decorators"], "decorators": ["answers", "http", "key", "task_context", "wrapper"], **GROUP}
 SERVER = {
-    "": ["grants"],
-    "backends": ["redis", "twins"],
-    "backends.common": ["attempts", "backoff", "breaker", "per_loop", "permits", "readers", "wakeup_listener"],
+    "": ["backends", "grants", "runs"],
+    "backends": ["base", "common", "optional", "redis", "twins"],
+    "backends.common": [
+        "attempts", "backoff", "breaker", "key_prefix", "per_loop", "permits", "readers", "selftest", "timing",
+        "wakeup_listener",
+    ],
     "backends.redis": [
         "attempts", "backend", "breaker", "by_message", "client", "codec", "config", "connection", "credentials",
         "diagnostics", "errors", "exchange", "keys", "operations", "pubsub", "replies", "runs", "scripts", "timers",
@@ -74,9 +74,24 @@ def test_the_package_loads_no_store_and_nothing_to_start_processes():
     assert "django.views" not in all_modules
 
 
-def test_what_adopts_is_loaded_by_who_adopts():
-    own, _ = loaded(entry(), "from django_distlock import adopt, aadopt, AdoptedLease")
-    assert own == names(PACKAGE, {"core": ["adoption"]})
+@pytest.mark.parametrize(
+    ("used", "more"),
+    [
+        ("adopt, aadopt, AdoptedLease", {"core": ["adoption"]}),
+        ("lock_all, LockGroup, Leases", GROUP),
+        ("leader, Leadership", {"core": ["leader"]}),
+        ("distributed_lock, skip, respond", DECORATORS),
+    ],
+)
+def test_what_few_processes_use_is_loaded_by_who_uses_it(used, more):
+    own, _ = loaded(entry(), f"from django_distlock import {used}")
+    assert own - names(PACKAGE) == names(more)
+
+
+def test_all_that_the_package_offers_is_there():
+    loaded(
+        entry(), "from django_distlock import *\nfor name in django_distlock.__all__: getattr(django_distlock, name)"
+    )
 
 
 @pytest.mark.parametrize(
