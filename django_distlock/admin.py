@@ -33,7 +33,7 @@ from .models import BeatRun, HeldLock
 from .monitoring import explain
 from .monitoring.admin_filters import BackendFilter, HostFilter, PrefixFilter, inventory_of
 from .monitoring.admin_pages import ABOUT_BACKEND, LONGEST_FIRST, HeldLockList, InventoryAdmin
-from .monitoring.admin_querysets import BeatRuns, HeldLocks, prefix_of
+from .monitoring.admin_querysets import BeatRuns, HeldLocks
 from .monitoring.admin_runs import RunActions
 from .monitoring.admin_texts import (
     as_list,
@@ -48,7 +48,7 @@ from .monitoring.admin_texts import (
     texts_of_changes,
     ticking,
 )
-from .monitoring.inventory import held_for, holding_nodes, long_held
+from .monitoring.inventory import held_for, holding_nodes, long_held, prefix_of
 from .monitoring.situation import gather
 from .monitoring.times import format_duration
 from .utils.events import about_event

@@ -60,7 +60,7 @@ def program() -> str:
 
 _hostname = socket.gethostname()
 # json.loads() and json.dumps() call these; direct calls are faster, for lists of very many holders and for each task.
-_decode, _encode = json.JSONDecoder().decode, json.JSONEncoder().encode
+_decode, _encode = json.JSONDecoder().raw_decode, json.JSONEncoder().encode
 new_tuple = tuple.__new__  # it makes a named tuple in a third of the time
 
 
@@ -126,7 +126,7 @@ class Holder(_HolderFields):
         texts = f"{host}{thread}{label}"
         if len(texts) > LONGEST_LABEL or not texts.isprintable():  # rare; this test is fast, as lists read very many
             host, thread, label = shown(host), shown(thread), shown(label)
-        return super().__new__(cls, host, pid, thread, label, since, message, slots)
+        return new_tuple(cls, (host, pid, thread, label, since, message, slots))
 
     @classmethod
     def here(cls, label: str = "", execution: object = None, message: str = "", slots: int = 1) -> Self:
@@ -148,7 +148,9 @@ class Holder(_HolderFields):
     def from_text(cls, text: str) -> Self:
         """Raises ValueError for a text that ``to_text`` cannot have written."""
         try:
-            found = _decode(text)
+            found, end = _decode(text)
+            if end < len(text):
+                found = None
         except RecursionError:
             found = None
         match found:

@@ -9,8 +9,7 @@ from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
 from ..utils.text import printable
-from .admin_querysets import prefix_of
-from .inventory import Inventory
+from .inventory import Inventory, prefix_of
 
 MOST_CHOICES = 20  # prefixes or hosts to choose from: those with the most locks
 
@@ -59,7 +58,7 @@ class PrefixFilter(CountedFilter):
         return prefix_of(key.name)
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        counted = Counter([prefix_of(name) for name in inventory_of(request).keys().names()])
+        counted = inventory_of(request).keys().count_by_prefix()
         counted.pop("", None)
         return [(prefix, printable(prefix)) for prefix in sorted(dict(counted.most_common(MOST_CHOICES)))]
 

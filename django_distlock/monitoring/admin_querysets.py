@@ -15,7 +15,7 @@ from ..celery.schedule_store import RunInfo
 from ..models import BeatRun, HeldLock
 from ..types import Holder
 from ..utils.text import printable
-from .inventory import Inventory, Key, LeaseKey, SlotKey
+from .inventory import Inventory, Key, LeaseKey, SlotKey, prefix_of
 
 
 class _Query:
@@ -168,11 +168,6 @@ HOLDER_VALUES: dict[str, Callable[[SlotKey, Holder | None], Any]] = {
 }
 
 
-def prefix_of(name: str) -> str:
-    """Returns the part of the name up to its first colon; "" if it has none."""
-    return name[: name.find(":") + 1]
-
-
 @dataclass(frozen=True)
 class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
     """Rows of HeldLock. Counting and paging by name need only the slots; only the rows of a page are looked up.
@@ -243,7 +238,7 @@ class HeldLocks(InventoryQuerySet[HeldLock, SlotKey]):
 
     def _rows(self, keys: Sequence[SlotKey]) -> list[HeldLock]:
         found = self.inventory.look(keys)
-        waiting = self.inventory.count_waiters(found)
+        waiting = self.inventory.count_waiters(key.lock for key in found)
         return [
             HeldLock.seen(
                 seen.info,

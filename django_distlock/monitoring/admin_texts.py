@@ -38,7 +38,7 @@ def text_of_outage(alias: str, outages: Sequence[Outage]) -> str:
 def texts_of_aliases(inventory: Inventory) -> Iterator[str]:
     """Yields a text for each alias that answers, if any locks are held: how many, the longest held, how many wait."""
     keys, holders = inventory.keys(), inventory.holders()
-    waiting = inventory.count_waiters(holders) if holders else {}
+    waiting = inventory.count_waiters(key.lock for key in holders or ())
     for alias in inventory.aliases if keys else ():
         parts = [gettext("%(count)s held") % {"count": number_format(len(keys.only(alias, "")))}]
         since, name = min(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import isinf
 from typing import Any
 
@@ -33,7 +34,9 @@ STATES = {
 FLEXIBLE = (0, 2, 3)  # columns to truncate if the terminal is narrow
 OPTIONAL = (6, 1, 4, 2)  # columns to drop, in this order, if it is even narrower
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+DELETE = "\x7f"  # the only control character that JSON does not escape
+NOT_ASCII = re.compile(r"[^ -~]")
 
 
 def state(seen: SeenLock) -> str:
@@ -118,8 +121,8 @@ def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
 
     ``slots``: how many may hold the lock at once, as its holder says; null if unknown.
     """
-    info, holder = seen.info, seen.info.holder
-    held = held_for(info)
+    info, holder, granted_at = seen.info, seen.info.holder, seen.info.granted_at
+    held, remaining = held_for(info), seen.remaining
     return {
         "name": info.name,
         "using": info.using,
@@ -128,10 +131,10 @@ def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
         "lease": info.digest,
         "state": state(seen),
         "holder": holder and {"host": holder.host, "pid": holder.pid, "thread": holder.thread, "label": holder.label},
-        "granted_at": info.granted_at and info.granted_at.isoformat(),
+        "granted_at": granted_at and granted_at.isoformat(),
         "held_for": held and round(held, 3),
         "held_long": long_held(info) is not None,
-        "remaining": None if isinf(seen.remaining) else round(seen.remaining, 3),
+        "remaining": None if isinf(remaining) else round(remaining, 3),
         "fence": info.fence,
         "waiting": waiting,
         "nodes": info.nodes,
@@ -145,18 +148,19 @@ def look_with_waiters(inventory: Inventory, keys: Iterable[SlotKey]) -> list[tup
 
 def with_waiters(inventory: Inventory, leases: Iterable[SeenLock]) -> list[tuple[SeenLock, int | None]]:
     seen = list(leases)
-    waiting = inventory.count_waiters(lease.key for lease in seen)
-    return [(lease, waiting[lease.key.lock]) for lease in seen]
+    locks = [lease.lock for lease in seen]
+    waiting = inventory.count_waiters_once(locks)
+    return [*zip(seen, map(waiting.__getitem__, locks), strict=True)]
 
 
-PORTION = 5000  # leases
+PORTION = 250  # locks: the more objects live together, the more often Python's garbage collector visits them
 
 
-def each_with_waiters(inventory: Inventory) -> Iterator[tuple[SeenLock, int | None]]:
+def in_portions(inventory: Inventory) -> Iterator[list[tuple[SeenLock, int | None]]]:
     """Yields the same for all locks, perhaps millions of them: one portion after the other, without keeping any."""
-    keys = iter(inventory.keys())
-    while portion := list(islice(keys, PORTION)):
-        yield from look_with_waiters(inventory, portion)
+    locks = inventory.keys().locks()
+    while portion := list(islice(locks, PORTION)):
+        yield with_waiters(inventory, chain.from_iterable(inventory.leases_once(portion).values()))
 
 
 GAP = "  "
@@ -230,9 +234,8 @@ def truncated(text: str, size: int) -> str:
 
 
 def json_text(data: Any) -> str:
-    """Returns one line of JSON, without characters that control a terminal."""
+    """Returns one line of JSON. Characters that control a terminal are escaped, so that programs read the same text."""
     text = _encode(data)
-    if text.isprintable():
+    if text.isascii() and DELETE not in text:
         return text
-    # Escaped by the rules of JSON, so that programs read the same text.
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+    return NOT_ASCII.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
 from itertools import chain, groupby, islice, repeat
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar, overload
 from urllib.parse import quote, unquote
 
@@ -53,10 +54,12 @@ class SlotKey(NamedTuple):
 
     @property
     def lock(self) -> Key:
-        return Key(self.using, self.name)
+        return new_lock((self.using, self.name))
 
 
-new_key: Callable[[tuple[str, str, int]], SlotKey] = partial(tuple.__new__, SlotKey)  # in a third of the time
+# In a third of the time
+new_lock: Callable[[tuple[str, str]], Key] = partial(tuple.__new__, Key)
+new_key: Callable[[tuple[str, str, int]], SlotKey] = partial(tuple.__new__, SlotKey)
 
 
 class SlotList:
@@ -65,8 +68,8 @@ class SlotList:
     ``names``: the names of their locks, in order, each as often as it has slots here.
     """
 
-    def __init__(self, names: Sequence[str] = (), numbers: Mapping[str, Sequence[int]] | None = None) -> None:
-        self.names: list[str] = list(names)
+    def __init__(self, names: list[str] | None = None, numbers: Mapping[str, Sequence[int]] | None = None) -> None:
+        self.names = names or []
         self._numbers = dict(numbers or {})  # only for locks that do not have just the first slot
 
     def extend(self, slots: Iterable[Slot]) -> None:
@@ -98,12 +101,11 @@ class SlotList:
 
     def only(self, prefix: str) -> SlotList:
         """Returns the slots of the locks whose names begin with ``prefix``."""
-        return SlotList(self.names[_beginning(prefix, self.names)], self._numbers)
+        return SlotList(self.names[_beginning(prefix, self.names)], self._numbers) if prefix else self
 
-    def without(self, prefix: str) -> SlotList:
-        others = self.names.copy()
-        del others[_beginning(prefix, others)]
-        return SlotList(others, self._numbers)
+    def remove(self, prefix: str) -> None:
+        """Take out the slots of the locks whose names begin with ``prefix``."""
+        del self.names[_beginning(prefix, self.names)]
 
     def _count(self, name: str) -> int:
         return bisect_right(self.names, name) - bisect_left(self.names, name)
@@ -140,19 +142,44 @@ class KeyList(Sequence[SlotKey]):
             return [new_key((alias, slots.names[at], slots.number(at))) for at in range(*index.indices(len(slots)))]
         return list(islice(self, *index.indices(len(self))))
 
-    def names(self) -> Iterator[str]:
-        """Yields the names of the locks, alias by alias."""
-        return chain.from_iterable(slots.names for slots in self._slots.values())
+    def locks(self) -> Iterator[Key]:
+        """Yields the locks of the keys, each once."""
+        return map(itemgetter(0), groupby(map(new_lock, map(itemgetter(0, 1), self))))
+
+    def count_by_prefix(self) -> Counter[str]:
+        """Returns how many keys there are by ``prefix_of()`` their names."""
+        counted: Counter[str] = Counter()
+        for slots in self._slots.values():
+            begin, names = 0, slots.names
+            while begin < len(names):
+                prefix = prefix_of(names[begin])
+                end = _end(prefix, names, begin) if prefix else begin + 1
+                counted[prefix] += end - begin
+                begin = end
+        return counted
 
     def only(self, using: str | None, prefix: str) -> KeyList:
         """Returns the keys of the locks whose names begin with ``prefix``. ``using``: an alias; None: all aliases."""
         return KeyList({alias: slots.only(prefix) for alias, slots in self._slots.items() if using in (None, alias)})
 
 
+def prefix_of(name: str) -> str:
+    """Returns the part of the name up to its first colon; "" if it has none."""
+    return name[: name.find(":") + 1]
+
+
 def _beginning(prefix: str, names: Sequence[str]) -> slice:
     """Returns the slice of the sorted names that begin with ``prefix``."""
     begin = bisect_left(names, prefix)
-    return slice(begin, bisect_left(names, True, begin, key=lambda name: not name.startswith(prefix)))
+    return slice(begin, _end(prefix, names, begin))
+
+
+def _end(prefix: str, names: Sequence[str], begin: int) -> int:
+    """Returns the end of the slice that starts at ``begin``. It is quick for a short one, and for a long one."""
+    step = 1
+    while begin + step < len(names) and names[begin + step].startswith(prefix):
+        step *= 2
+    return bisect_left(names, True, begin, min(begin + step, len(names)), key=lambda name: not name.startswith(prefix))
 
 
 K = TypeVar("K", Key, SlotKey)
@@ -191,11 +218,18 @@ class SeenLock(NamedTuple):
 
     @property
     def key(self) -> SlotKey:
-        return SlotKey(self.info.using, self.info.name, self.info.slot)
+        return new_key((self.info.using, self.info.name, self.info.slot))
+
+    @property
+    def lock(self) -> Key:
+        return new_lock((self.info.using, self.info.name))
 
     @property
     def lease(self) -> LeaseKey:
-        return LeaseKey(self.key.lock, self.info.digest)
+        return LeaseKey(self.lock, self.info.digest)
+
+
+new_seen: Callable[[tuple[LockInfo, float]], SeenLock] = partial(tuple.__new__, SeenLock)
 
 
 class Inventory:
@@ -256,9 +290,9 @@ class Inventory:
         )
         for found in slots.values():
             found.sort()
-        if self.prefix.startswith(OWN):
-            return slots
-        return {alias: found.without(OWN) for alias, found in slots.items()}
+            if not self.prefix.startswith(OWN):
+                found.remove(OWN)
+        return slots
 
     def holders(self) -> dict[SlotKey, Holder | None] | None:
         """Returns the holders of all leases; None if there are more than MOST_HOLDERS leases."""
@@ -269,9 +303,20 @@ class Inventory:
     def leases(self, locks: Iterable[Key]) -> list[SeenLock]:
         """Returns the leases of these locks, lock by lock. Keeps them: a page needs the same locks several times."""
         wanted = list(dict.fromkeys(locks))
-        new = [lock for lock in wanted if lock not in self._seen]
-        self._seen |= {lock: [] for lock in new} | self._look_once(new)
+        self._seen |= self.leases_once(lock for lock in wanted if lock not in self._seen)
         return [seen for lock in wanted for seen in self._seen[lock]]
+
+    def leases_once(self, locks: Iterable[Key]) -> dict[Key, list[SeenLock]]:
+        """Returns the leases of each lock. Keeps nothing."""
+        found: dict[Key, list[SeenLock]] = {lock: [] for lock in locks}
+
+        def ask(backend: BaseLockBackend, locks: Sequence[Key]) -> None:
+            at = clock()
+            infos = backend.look([lock.name for lock in locks])
+            found.update(zip(locks, ([new_seen((info, at)) for info in leases] for leases in infos), strict=True))
+
+        self._ask_in_batches(found, ask)
+        return found
 
     def look(self, keys: Iterable[SlotKey]) -> dict[SlotKey, SeenLock]:
         """Returns the leases that still exist, in the order of ``keys``. It keeps them, like ``leases()``."""
@@ -281,21 +326,8 @@ class Inventory:
     def look_once(self, keys: Iterable[SlotKey]) -> dict[SlotKey, SeenLock]:
         """The same as ``look()``, but keeps nothing."""
         keys = list(keys)
-        found = self._look_once(dict.fromkeys(key.lock for key in keys))
+        found = self.leases_once(key.lock for key in keys)
         return _in_order(keys, chain.from_iterable(found.values()))
-
-    def _look_once(self, locks: Iterable[Key]) -> dict[Key, list[SeenLock]]:
-        found: dict[Key, list[SeenLock]] = {}
-
-        def ask(backend: BaseLockBackend, locks: Sequence[Key]) -> None:
-            at = clock()
-            infos = backend.look([lock.name for lock in locks])
-            found.update(
-                {lock: [SeenLock(info, at) for info in leases] for lock, leases in zip(locks, infos, strict=True)}
-            )
-
-        self._ask_in_batches(locks, ask)
-        return found
 
     def map_holders(self, keys: Iterable[SlotKey], function: Callable[[SlotKey, Holder | None], R]) -> dict[SlotKey, R]:
         """Returns the result of the function for each lease. Does not keep holders; only ``holders()`` does."""
@@ -321,22 +353,26 @@ class Inventory:
         self._ask_in_batches(keys, ask)
         return found
 
-    def count_waiters(self, keys: Iterable[SlotKey]) -> dict[Key, int | None]:
+    def count_waiters(self, locks: Iterable[Key]) -> dict[Key, int | None]:
         """Returns how many callers wait for each of the locks; None if that is unknown. Keeps the counts."""
-        wanted = list(dict.fromkeys(key.lock for key in keys))
-        counted = self._waiting
+        wanted = list(dict.fromkeys(locks))
+        self._waiting |= self.count_waiters_once(lock for lock in wanted if lock not in self._waiting)
+        return {lock: self._waiting[lock] for lock in wanted}
+
+    def count_waiters_once(self, keys: Iterable[Key]) -> dict[Key, int | None]:
+        """The same as ``count_waiters()``, but keeps nothing."""
+        counted: dict[Key, int | None] = dict.fromkeys(keys)
 
         def ask(backend: BaseLockBackend, keys: Sequence[Key]) -> None:
-            in_store = backend.count_waiters([key.name for key in keys])
-            for key, count in zip(keys, in_store, strict=True):
-                counted[key] = count
-                if count is not None and not backend.supports_processes:
-                    # Only the leader has a place in the store; the other waiters are in the local queue.
-                    [lock] = backend.keyed([key.name])[1]
-                    counted[key] = max(count, locks.service(backend.alias).queue.length(lock))
+            names = [key.name for key in keys]
+            counts = zip(keys, backend.count_waiters(names), backend.keyed(names)[1], strict=True)
+            # In local memory only the leader has a place in the store; the other waiters are in the local queue.
+            queue = None if backend.supports_processes else locks.service(backend.alias).queue
+            for key, count, lock in counts:
+                counted[key] = max(count, queue.length(lock)) if queue and count is not None else count
 
-        self._ask_in_batches([key for key in wanted if key not in counted], ask)
-        return {key: counted.get(key) for key in wanted}
+        self._ask_in_batches(counted, ask)
+        return counted
 
     def _ask_in_batches(self, keys: Iterable[K], ask: Callable[[BaseLockBackend, Sequence[K]], None]) -> None:
         """Ask each backend for its own keys."""

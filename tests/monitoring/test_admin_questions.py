@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from django_distlock.monitoring import inventory
@@ -114,6 +116,8 @@ def test_keys_of_several_backends_stand_by_name_and_slot():
             fitting = [key for key in every if using in (None, key.using) and key.name.startswith(prefix)]
             found = keys.only(using, prefix)
             assert [[*found], len(found), found[1:3]] == [fitting, len(fitting), fitting[1:3]]
-    assert [*inventory.KeyList({"b": lists["b"].without("a:")})] == [
+    assert keys.count_by_prefix() == Counter(inventory.prefix_of(key.name) for key in every)
+    lists["b"].remove("a:")
+    assert [*inventory.KeyList({"b": lists["b"]})] == [
         key for key in every if key.using == "b" and not key.name.startswith("a:")
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from math import inf
@@ -18,7 +18,7 @@ from ...runs import LastRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
-from ..base import named
+from ..base import first_slots, named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
@@ -143,8 +143,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             reply = yield Call("send", ((question,), request.deadline))
             if not reply.is_by_next_owner:
                 listener.note_count(name, self._operations.counts_ears(reply))
-        counted: bool = listener.is_counted(name)
-        return counted
+        return bool(listener.is_counted(name))
 
     def _will_look(self, request: LockRequest) -> None:
         request.placed_at = -inf  # what is handed to it from now on, it cannot tell from what was handed to it before
@@ -200,8 +199,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def is_listening(self, name: str) -> bool:
         """Most locks are free, so the subscription is made when one turns out to be busy."""
-        is_ready: bool = self._listener.is_ready
-        return is_ready
+        return bool(self._listener.is_ready)
 
     def wait_for_turn(self, request: LockRequest, timeout: float) -> None:
         if request.inbox != POLLS:
@@ -273,9 +271,11 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def _look(self, names: Sequence[str]) -> Steps[list[list[LockInfo]]]:
         prefix, locks = self.keyed(names)
-        found, have_others = self._operations.infos(locks, (yield Call("send", (self._operations.look(locks),))))
-        others = yield from self._look_at_others(have_others)
-        return named([found[lock] + others.get(lock, []) for lock in locks], names, prefix)
+        groups = self.keys.grouped_safely(locks)
+        found, may_have_others = self._operations.infos(groups, (yield Call("send", (self._operations.look(groups),))))
+        for lock, leases in (yield from self._look_at_others(may_have_others)).items():
+            found[lock] += leases
+        return named([found[lock] for lock in locks], names, prefix)
 
     def _look_at_others(self, locks: Sequence[str]) -> Steps[dict[str, list[LockInfo]]]:
         """The leases in other slots than the first, of locks that are known by their keys."""
@@ -327,14 +327,14 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         for page in self._listed(self.keys.at(own), (LEASES, OTHERS), prefix):
             yield self._slots_on(page, own)
 
-    def _slots_on(self, page: Steps[dict[str, list[str]]], prefix: str) -> Steps[Iterable[Slot]]:
+    def _slots_on(self, page: Steps[dict[str, Collection[str]]], prefix: str) -> Steps[Iterable[Slot]]:
         found = yield from page
-        names = found.get(OTHERS, [])
+        names = found.get(OTHERS, ())
         others = yield from self._look_at_others([lock_key(prefix, name) for name in names])
         more = (Slot(name, info.slot) for name, leases in zip(names, others.values(), strict=True) for info in leases)
-        return chain(map(Slot, found.get(LEASES, ())), more)
+        return chain(first_slots(found.get(LEASES, ())), more)
 
-    def _listed(self, keys: Keys, kinds: Sequence[str], start: str) -> Iterator[Steps[dict[str, list[str]]]]:
+    def _listed(self, keys: Keys, kinds: Sequence[str], start: str) -> Iterator[Steps[dict[str, Collection[str]]]]:
         """Names by kind, page by page."""
         return Listing(keys, kinds, start).pages(self._operations.only)
 

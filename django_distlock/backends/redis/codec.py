@@ -24,7 +24,7 @@ NOT_ASKED = -1  # instead of the ms that are left
 # The state is h (held), c (handed to a waiter that has not taken it yet) or r (released, resting for its min_hold).
 LEASE = re.compile(
     rb"1 (?P<token>[0-9a-f]{%d}) (?P<state>[hcr]) (?P<fence>\d{16,19}) " % TOKEN_LENGTH
-    + rb"((?P<slot>\d{4}) )?(?P<holder>.*)",  # the first slot has no number
+    + rb"(?:(?P<slot>\d{4}) )?(?P<holder>.*)",  # the first slot has no number
     re.DOTALL,
 )
 
@@ -33,19 +33,13 @@ def read_lease(alias: str, name: str, value: bytes, left: float) -> LockInfo | N
     """``left`` in ms. None for a value that no lock wrote."""
     if not (lease := LEASE.fullmatch(value)):
         return None
+    token, state, fence, slot, holder = lease.groups()
     try:
-        holder = _holder(lease["holder"])
+        found = _holder(holder)
     except ValueError:
         return None
     return LockInfo(
-        name,
-        alias,
-        holder,
-        int(lease["fence"]),
-        read_remaining(left),
-        resting=lease["state"] == b"r",
-        token=lease["token"].decode(),
-        slot=int(lease["slot"] or 1),
+        name, alias, found, int(fence), read_remaining(left), state == b"r", token.decode(), slot=int(slot or 1)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from binascii import crc32, crc_hqx
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -89,6 +89,10 @@ class Keys:
         """The names in groups; one command may name the leases of a group."""
         return [names] if names else []
 
+    def grouped_safely(self, names: Sequence[str]) -> list[Sequence[str]]:
+        """The same for commands that must not fail while slots move, as one on several keys of a moving slot does."""
+        return [[name] for name in names] if self.are_in_slots else self.grouped(names)
+
     def are_together(self, names: Sequence[str]) -> bool:
         """Whether one script may name the keys of all these locks."""
         return not self.are_in_slots or len({slot_of(self.lease(name)) for name in names}) == 1
@@ -99,7 +103,8 @@ class Keys:
 
     def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
         prefix = f"{self.prefix}{kind}:"
-        return [key.removeprefix(prefix) for key in keys if key.startswith(prefix + start)]
+        beginning, length = prefix + start, len(prefix)
+        return [key[length:] for key in keys if key.startswith(beginning)]
 
 
 class ClusterKeys(Keys):
@@ -267,7 +272,7 @@ class Listing:
         self._nodes: Sequence[Any] = ()  # still to be asked
         self._known: object = None  # see ``Client.nodes``
 
-    def pages(self, read: Callable[[Reply], Any]) -> Iterator[Steps[dict[str, list[str]]]]:
+    def pages(self, read: Callable[[Reply], Any]) -> Iterator[Steps[dict[str, Collection[str]]]]:
         """Names by kind. ``read``: gets the answer of a server from a reply."""
         for _ in range(MOST_ROUNDS):
             yield self._next_nodes()
@@ -277,11 +282,11 @@ class Listing:
                 for command in self.commands(node):
                     yield self._page(command, read)
 
-    def _next_nodes(self) -> Steps[dict[str, list[str]]]:
+    def _next_nodes(self) -> Steps[dict[str, Collection[str]]]:
         self._known, self._nodes = yield Call("nodes", (self._known,))
         return {}
 
-    def _page(self, command: Command, read: Callable[[Reply], Any]) -> Steps[dict[str, list[str]]]:
+    def _page(self, command: Command, read: Callable[[Reply], Any]) -> Steps[dict[str, Collection[str]]]:
         return self.new_names(read((yield Call("send", ([command],)))))
 
     def commands(self, node: Any) -> Iterator[Command]:
@@ -291,7 +296,7 @@ class Listing:
             if self._cursor == b"0":
                 return
 
-    def new_names(self, reply: Sequence[Any]) -> dict[str, list[str]]:
+    def new_names(self, reply: Sequence[Any]) -> dict[str, Collection[str]]:
         """The new names, by kind."""
         self._cursor, found = reply
         try:
@@ -300,8 +305,8 @@ class Listing:
             keys = [text for key in found if (text := key.decode(errors="replace")).encode() == key]
         return {kind: self._new_names(kind, keys) for kind in self._seen}
 
-    def _new_names(self, kind: str, keys: Iterable[str]) -> list[str]:
-        names, seen = dict.fromkeys(self._keys.names_in(kind, self._start, keys)), self._seen[kind]
-        new = [name for name in names if name not in seen]
-        seen.update(new)
+    def _new_names(self, kind: str, keys: Iterable[str]) -> Collection[str]:
+        seen = self._seen[kind]
+        new = set(self._keys.names_in(kind, self._start, keys)) - seen
+        seen |= new
         return new

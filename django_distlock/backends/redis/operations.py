@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -23,7 +24,7 @@ from .codec import is_in_another_slot, read_holder, read_lease, read_queue, read
 from .errors import is_newer_value, is_of_publishing, is_wrong_type
 from .keys import Keys
 from .replies import Reply
-from .scripts import Command, Script, milliseconds, pack, pack_parts, packed_keys
+from .scripts import Command, Script, for_all, for_each, milliseconds, pack, pack_parts, packed_keys
 
 ACQUIRE, RELEASE, EXCHANGE = Script("acquire", keys=5), Script("release", keys=5), Script("exchange", keys=5)
 EARS, CLAIM_RUN = Script("ears", keys=1), Script("claim_run", keys=2)
@@ -174,13 +175,13 @@ class Operations:
             commands.append(Command(text.encode(), script, key))
         return commands
 
-    def look(self, locks: Sequence[str]) -> list[Command]:
-        """At each lock's lease in the first slot, and whether there are others."""
-        commands = []
-        for lock in locks:
-            lease, others = self._keys.lease(lock), self._keys.others(lock)
-            for verb, key in (("GET", lease), ("PTTL", lease), ("EXISTS", others)):
-                commands.append(Command(pack(verb, key), key=key))
+    def look(self, groups: Sequence[Sequence[str]]) -> list[Command]:
+        """At each lock's lease in the first slot, and whether any lock of a group has others."""
+        commands: list[Command] = []
+        for locks in groups:
+            leases = [*map(self._keys.lease, locks)]
+            commands += chain.from_iterable(zip(for_each("GET", leases), for_each("PTTL", leases), strict=True))
+            commands.append(for_all("EXISTS", map(self._keys.others, locks)))
         return commands
 
     def look_at_others(self, locks: Sequence[str]) -> list[Command]:
@@ -192,15 +193,13 @@ class Operations:
         return commands
 
     def holders(self, groups: Sequence[Sequence[str]]) -> list[Command]:
-        """Many in one command: a reply of its own costs more than a value."""
-        keys = [[*map(self._keys.lease, group)] for group in groups]
-        return [Command(pack("MGET", *together), key=together[0]) for together in keys]
+        return [for_all("MGET", map(self._keys.lease, locks)) for locks in groups]
 
     def remaining(self, locks: Sequence[str]) -> list[Command]:
-        return [Command(pack("PTTL", key), key=key) for key in map(self._keys.lease, locks)]
+        return for_each("PTTL", map(self._keys.lease, locks))
 
     def count_waiters(self, locks: Sequence[str]) -> list[Command]:
-        return [Command(pack("ZCARD", key), key=key) for key in map(self._keys.queue, locks)]
+        return for_each("ZCARD", map(self._keys.queue, locks))
 
     def claim_run(self, name: str, seen: LastRun, now: LastRun, ttl: float, grace: float, ahead: float) -> Command:
         return CLAIM_RUN.call(
@@ -210,7 +209,7 @@ class Operations:
         )  # fmt: skip
 
     def find_runs(self, names: Sequence[str]) -> list[Command]:
-        return [Command(pack("GET", key), key=key) for key in map(self._keys.run, names)]
+        return for_each("GET", map(self._keys.run, names))
 
     def forget_run(self, name: str) -> Command:
         stamp, is_new = self._keys.of_run(name)
@@ -275,14 +274,17 @@ class Operations:
             return False
         return None if isinstance(value, RedisError) else bool(value)
 
-    def infos(self, locks: Sequence[str], reply: Reply) -> tuple[dict[str, list[LockInfo]], list[str]]:
-        """The leases in the first slots, and of which locks there are others. Each is named by its whole key."""
-        values, found, others = iter(reply.values), {}, []
-        for lock, value, left, has_others in zip(locks, values, values, values, strict=True):
-            info = self._info(lock, value, left)
-            found[lock] = [info] if info else []
-            if self.checked(has_others):
-                others.append(lock)
+    def infos(self, groups: Sequence[Sequence[str]], reply: Reply) -> tuple[dict[str, list[LockInfo]], list[str]]:
+        """The leases in the first slots, and which locks may have others. Each is named by its whole key."""
+        found: dict[str, list[LockInfo]] = {}
+        others: list[str] = []
+        values = iter(reply.values)
+        for locks in groups:
+            for lock in locks:
+                info = self._info(lock, next(values), next(values))
+                found[lock] = [info] if info else []
+            if self.checked(next(values)):
+                others += locks
         return found, others
 
     def other_infos(self, locks: Sequence[str], reply: Reply) -> dict[str, list[LockInfo]]:

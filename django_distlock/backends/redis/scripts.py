@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterable
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -27,6 +28,18 @@ def pack_parts(*parts: str | bytes | int) -> str:
         length = len(text) if text.isascii() else len(text.encode())
         each.append(f"${length}\r\n{text}\r\n")
     return "".join(each)
+
+
+def for_each(verb: str, keys: Iterable[str]) -> list[Command]:
+    """The command for each key. Lists of very many locks need these."""
+    head = f"*2\r\n{pack_parts(verb)}".encode()
+    return [Command(b"%b$%d\r\n%b\r\n" % (head, len(data := key.encode()), data), key=key) for key in keys]
+
+
+def for_all(verb: str, keys: Iterable[str]) -> Command:
+    """One command for all these keys, because a reply of its own costs more than a value."""
+    first, *others = keys
+    return Command(pack(verb, first, *others), key=first)
 
 
 def milliseconds(seconds: float) -> int:

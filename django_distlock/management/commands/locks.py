@@ -28,8 +28,8 @@ from ...monitoring.formatting import (
     OPTIONAL,
     as_json,
     counts,
-    each_with_waiters,
     facts,
+    in_portions,
     json_text,
     look_with_waiters,
     rows,
@@ -160,7 +160,7 @@ class Command(TranslatedCommand):
     def _list(self, prefix: str, *, watched: bool = False) -> None:
         inventory = Inventory(self.aliases, prefix)
         if self.as_json:
-            self._print_json_list(as_json(*lock) for lock in each_with_waiters(inventory))
+            self._print_json_list([as_json(*lock) for lock in portion] for portion in in_portions(inventory))
         else:
             columns, lines = shutil.get_terminal_size()
             keys = inventory.keys()
@@ -376,12 +376,12 @@ class Command(TranslatedCommand):
     def _print_json(self, data: Any) -> None:
         self.stdout.write(json_text(data))
 
-    def _print_json_list(self, items: Iterable[Any]) -> None:
-        """Print items as they come, because all of them together might not fit into memory."""
+    def _print_json_list(self, portions: Iterable[list[Any]]) -> None:
+        """Print one list in portions, because all of it might not fit into memory."""
         between = "["
         try:
-            for item in items:
-                self.stdout.write(f"{between}{json_text(item)}", ending="")
+            for items in filter(None, portions):
+                self.stdout.write(f"{between}{json_text(items)[1:-1]}", ending="")
                 between = ", "
         finally:  # the output is valid JSON even after a failure
             self.stdout.write("[]" if between == "[" else "]")

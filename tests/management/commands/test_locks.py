@@ -15,6 +15,7 @@ from django.core.management import CommandError, call_command, load_command_clas
 from django_distlock import locks
 from django_distlock.monitoring import formatting
 from django_distlock.monitoring.diagnostics import capabilities_of
+from django_distlock.monitoring.inventory import Inventory
 from django_distlock.names import check_name
 from django_distlock.signals import lock_forced
 from tests.support.admin_pages import hold
@@ -119,7 +120,17 @@ def test_json_is_written_as_it_is_found_and_not_kept(backend, monkeypatch):
     assert [lock["name"] for lock in json.loads(output.getvalue())] == [f"order:{number}" for number in range(5)]
     looks = [index for index, what in enumerate(seen) if isinstance(what, list)]
     assert [len(seen[index]) for index in looks] == [2, 2, 1]
-    assert [len(seen[before + 1 : after]) for before, after in pairwise(looks)] == [2, 2]
+    assert [len(seen[before + 1 : after]) for before, after in pairwise(looks)] == [1, 1]
+
+
+def test_a_list_in_portions_keeps_neither_leases_nor_counts(backend, monkeypatch):
+    taken, inventory = hold(backend, "order:1"), Inventory()
+    [[(seen, waiting)]] = formatting.in_portions(inventory)
+    assert (seen.info.token, waiting) == (taken.token, 0)
+    backend.release(taken)
+    monkeypatch.setattr(backend, "count_waiters", lambda names: [7] * len(names))
+    assert inventory.leases([seen.lock]) == []
+    assert inventory.count_waiters([seen.lock]) == {seen.lock: 7}
 
 
 def test_json_has_its_end_also_where_something_fails_in_the_midst(backend, monkeypatch):
@@ -169,6 +180,13 @@ def test_json_cannot_steer_the_terminal_either(backend):
     assert text.rstrip("\n").isprintable()
     assert "Straße 日本" in text
     assert json.loads(text)[0]["name"] == name
+
+
+def test_nor_can_ascii_alone(backend):
+    hold(backend, "a\x7fb\x1b")
+    text = said("--json")
+    assert text.rstrip("\n").isprintable()
+    assert json.loads(text)[0]["name"] == "a\x7fb\x1b"
 
 
 def test_tables_fit():

@@ -40,7 +40,7 @@ def test_a_snapshot_asks_once_and_in_the_thread_of_its_caller(tenants):
         assert {key.name: seen.info.holder.label for key, seen in found.items()} == {
             "order:1": "of acme", "mail:1": "shop.tasks.report",
         }  # fmt: skip
-        assert set(inventory.count_waiters(list(found)).values()) == {0}
+        assert set(inventory.count_waiters(key.lock for key in found).values()) == {0}
         assert len(inventory.free_at(found)) == 2
         assert inventory.map_holders(found, lambda key, holder: bool(holder)) == dict.fromkeys(found, True)
     assert asked == ["acme"]

@@ -56,7 +56,7 @@ def _lock(stage: Stage) -> None:
     stage.call("node 0", package.acquire(request(mine, "a"), queue=False))
     stage.call("node 0", package.acquire(request(far, "a"), queue=False))
     stage.call("node 0", Command(pack("EVALSHA", "0" * 40, 5, *KEYS.of_lock(far), "x")))
-    for command in (*package.look([mine, far]), *package.holders([[mine], [far], [mine, far]])):
+    for command in (*package.look([[mine], [far]]), *package.holders([[mine], [far], [mine, far]])):
         stage.say("node 0", *command.packed.decode().split("\r\n")[2::2])
     stage.say("node 0", "SPUBLISH", _inbox(mine), "?")
     stage.say("node 0", "SPUBLISH", _inbox(far), "?")

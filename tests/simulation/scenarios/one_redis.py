@@ -88,7 +88,7 @@ def _lock(stage: Stage, package: Operations, keys: Keys) -> None:
     stage.call("a", package.acquire(mine, queue=False))
     stage.call("a", package.acquire(mine, queue=False))
     stage.call("a", package.acquire(other, queue=False))
-    for command in (*package.look(["name", "none"]), *package.remaining(["name", "none"])):
+    for command in (*package.look([["name", "none"]]), *package.remaining(["name", "none"])):
         _look(stage, command)
     for command in (*package.holders([["name", "none"]]), *package.count_waiters(["name"])):
         stage.call("a", command)
@@ -120,7 +120,7 @@ def _share(stage: Stage, package: Operations) -> None:
             stage.call("a", package.acquire(holder, queue=False))
         holder.slot = number
     stage.call("a", package.acquire(request("shared", "d", slots=3), queue=False))
-    for command in (*package.look(["shared"]), *package.look_at_others(["shared"])):
+    for command in (*package.look([["shared"]]), *package.look_at_others(["shared"])):
         _look(stage, command)
     for holder in (*holders, request("shared", "d", slot=2)):
         stage.call("a", package.renew([(holder, 90.0)])[0])
@@ -229,7 +229,7 @@ def _try(stage: Stage, package: Operations, ttl: float) -> None:
     stage.call("a", package.acquire(request("new", "a"), queue=False))
     stage.call("a", package.renew([(request("kept", "a"), ttl)])[0])
     stage.call("a", *package.release(request("kept", "z"), cooldown=0.0, force=False))
-    for command in (*package.look(["kept"]), *package.holders([["kept"]])):
+    for command in (*package.look([["kept"]]), *package.holders([["kept"]])):
         _look(stage, command)
     stage.say("a", "SET", "other", "value")
     stage.say("a", "DEL", "other")

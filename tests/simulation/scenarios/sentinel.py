@@ -66,7 +66,7 @@ def _replicate(stage: Stage) -> None:
     stage.call("server 0", package.acquire(other, queue=True))
     stage.say("server 0", "SET", "last", 1)
     stage.until_told("server 1", "GET", "last", reply=b"$1\r\n1\r\n")
-    for command in (*package.look(["name"]), *package.count_waiters(["name"])):
+    for command in (*package.look([["name"]]), *package.count_waiters(["name"])):
         words = command.packed.decode().split("\r\n")[2::2]
         stage.say("server 1", *words)
     stage.say("server 1", "SET", "last", 2)
