@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,6 +34,18 @@ MOST_LATE_GRANTS = 3  # after so many grants that came too late to be of use, it
 SHORTEST_RETRY = 0.2  # seconds after which a waiter asks again a store that failed; doubled up to the look_interval
 AFTER_EXPIRY = 0.002  # seconds to let pass after a lease runs out, so that one look finds it gone
 TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open transactions, also where nobody waits
+
+
+@cache
+def _lease_class(grant_class: type[Grant]) -> type[Lease]:
+    """The class of leases for grants of this class. Few processes need others than the first."""
+    if grant_class is Grant:
+        return Lease
+    from ..grants import SessionGrant
+    from .handed_lease import HandedLease
+    from .session_lease import SessionLease
+
+    return SessionLease if issubclass(grant_class, SessionGrant) else HandedLease
 
 
 class Acquisition(OwnLeases):
@@ -325,8 +338,8 @@ class Acquisition(OwnLeases):
         if self._is_in_line:
             service.queue.leave(request)
             self._is_in_line = False
-        lease_kind = service.lease_kind if type(answer) is Grant else self._lease_kind(answer)
-        lease = lease_kind(self.backend, request, answer, self._terms, service.renewer, self._execution)
+        new_lease = _lease_class(type(answer))  # type: ignore[arg-type]  # which takes no class to be hashable
+        lease = new_lease(self.backend, request, answer, self._terms, service.renewer, self._execution)
         if lease._granted_clock < lease._deadline:
             self.grant = answer
             return lease
@@ -342,15 +355,6 @@ class Acquisition(OwnLeases):
             raise said.slow_error(self.request)
         self._pause = 0.0
         return None
-
-    def _lease_kind(self, grant: Grant) -> type[Lease]:
-        from ..grants import HandedGrant  # which few processes need, as what follows
-
-        if not isinstance(grant, HandedGrant):
-            return self._service.lease_kind
-        from .handed_lease import HandedLease
-
-        return HandedLease
 
     def _wait_for_turn(self, longest: float) -> Steps[None]:
         self.has_waited = True

@@ -124,7 +124,7 @@ def check_entries(**_: Any) -> list[CheckMessage]:
 class Service:
     """What a process has for one alias: the backend, the renewer of its leases, and the queue of its waiters."""
 
-    __slots__ = ("ask_prefix", "backend", "journal", "lease_kind", "queue", "renewer")
+    __slots__ = ("ask_prefix", "backend", "journal", "queue", "renewer")
 
     def __init__(self, backend: BaseLockBackend) -> None:
         self.backend = backend
@@ -132,18 +132,13 @@ class Service:
         self.queue = LocalQueue(backend.timing, backend.succeed)
         self.journal = None
         if backend.journal_length:
-            from .journal_writer import JournalWriter  # few processes need it, as what follows
+            from .journal_writer import JournalWriter  # few processes need it
 
             self.journal = JournalWriter(cast("JournalBackend", backend), backend.journal_length)
         self.renewer = Renewer(backend, self.queue, self.journal)
         backend.on_orphan = self.renewer.release_in_background
         backend.template_of = self.renewer.template_of
         backend.on_loss = self._lose
-        self.lease_kind: type[Lease] = Lease
-        if backend.has_sessions:
-            from .session_lease import SessionLease
-
-            self.lease_kind = SessionLease
 
     def _lose(self, token: str, reason: str) -> None:
         """The store says that a lease is over."""

@@ -261,9 +261,11 @@ class Client(_ServerClient):
         _disconnect(self._idle)
 
     def _close_old(self, now: float) -> None:
-        with suppress(IndexError):  # others take connections meanwhile
+        try:
             while now - self._idle[0][1] > self._timing.idle_kept:
                 self._idle.popleft()[0].disconnect()
+        except IndexError:
+            return  # others have taken the connections meanwhile
 
 
 class AsyncClient(_ServerClient):

@@ -183,6 +183,10 @@ class DirectExchange(RedisPyExchange):
             self._replies = _new_reader(self)
         return self._replies is not None
 
+    def may_have_more(self: Any) -> bool:
+        """Whether a message may have come of which a selector does not tell."""
+        return type(self.sock) is not socket.socket or bool(self._replies.has_data())
+
 
 class Answer:
     """The replies that a task waits for: a future for ``asyncio.isfuture()``, which is awaited immediately, and once.

@@ -223,6 +223,8 @@ class RedisListener(WakeupListener):
     def _take(self, connection: Any) -> None:
         while (message := connection.receive(0.0)) is not None:
             self._receive(message)
+            if not connection.may_have_more():
+                return
 
     def disconnect(self, connection: Any) -> None:
         connection.disconnect()

@@ -265,6 +265,18 @@ def test_messages_are_received_one_by_one(subscribed):
     assert connection.receive(0.0) is None
 
 
+def test_it_says_whether_another_message_may_have_come(subscribed):
+    connection, server = subscribed
+    server.say(b"$1\r\na\r\n:2\r\n$1\r")
+    assert connection.receive(PATIENCE) == b"a"
+    assert connection.may_have_more()
+    assert connection.receive(0.0) == 2
+    assert connection.may_have_more()  # one that has come in part
+    server.say(b"\nb\r\n")
+    assert connection.receive(PATIENCE) == b"b"
+    assert not connection.may_have_more()
+
+
 def test_more_than_is_read_at_once_is_received_without_waiting(subscribed):
     connection, server = subscribed
     assert connection.can_read_without_waiting()
