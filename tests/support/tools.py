@@ -163,7 +163,7 @@ def in_a_thread(work):
 
 
 def held_names():
-    return [info.name for info in locks["default"].held()]
+    return sorted(info.name for info in locks["default"].held())
 
 
 def must_not_run(*args, **kwargs):
