@@ -146,15 +146,18 @@ class Renewer:
         wanted = [(lease._request, lease._mark_released()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
+        told = set()  # names: many requests for one lock may be left
         for request, cooldown in wanted:
             began = clock()
             try:
                 yield Call("release", (request, cooldown))
             except LockBackendError as error:
-                logger.warning(
-                    "Lock %r is not released at exit but by its TTL: %s", request.name, error,
-                    extra=about_request("left-at-exit", self._backend.alias, request),
-                )  # fmt: skip
+                if request.name not in told:
+                    told.add(request.name)
+                    logger.warning(
+                        "Lock %r is not released at exit but by its TTL: %s", request.name, error,
+                        extra=about_request("left-at-exit", self._backend.alias, request),
+                    )  # fmt: skip
                 if clock() - began > self._backend.timing.prompt_failure:
                     return
 

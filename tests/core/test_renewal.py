@@ -23,7 +23,7 @@ from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 from tests.support.inside import before_a_loss_is_told
 from tests.support.interrupts import at_each_point
-from tests.support.tools import PATIENCE, eventually, lock_request
+from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
 
 class Store:
@@ -434,3 +434,19 @@ def test_a_loss_is_told_before_others_had_their_turn(busy, hold, renewer):
         assert lost_after[0] < 100
     finally:
         signals.lock_lost.disconnect(receiver)
+
+
+def test_of_one_lock_many_requests_that_are_left_at_exit_are_told_once(locmem_locks, monkeypatch, caplog):
+    def fail(*_):
+        raise LockBackendError("the store is away")
+
+    renewer = renewer_of(locmem_locks)
+    with monkeypatch.context() as patched:
+        patched.setattr(locmem_locks, "release", fail)
+        for name in ("one", "two", "one", "one"):
+            renewer.release_in_background(lock_request(name))
+        caplog.clear()
+        renewer.release_all()
+    told = [record.args[0] for record in caplog.records if "at exit" in record.getMessage()]
+    assert told == ["one", "two"]
+    eventually(lambda: not renewer.is_cleaning)
