@@ -433,8 +433,8 @@ class TestFinalErrors:
                 store.execute_command("ACL", "SETUSER", "default", "resetpass", ">changed")
                 store.execute_command("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal")
             elif fault == "type":
-                store.delete(HELD)
-                store.rpush(HELD, "foreign")
+                with store.pipeline() as at_once:  # else the waiter may take the lock in between
+                    at_once.delete(HELD).rpush(HELD, "foreign").execute()
             else:
                 store.set(HELD, "foreign", px=60_000)
             eventually(lambda: told)
