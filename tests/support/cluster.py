@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import redis
 from django_distlock.backends.redis.keys import slot_of
 from django_distlock.testing.tools import eventually
 from example_project.valkey import ONCE, binary
+from tests.support.ports import free_ports
 
 PRIMARIES = 3
 SLOTS = 16384
@@ -25,23 +25,6 @@ NODE_TIMEOUT = 1000  # ms after which the others take a node for failed
 PATIENT_NODE_TIMEOUT = 5000  # where nobody harms a node; one on a busy machine may not answer for seconds
 FORMED_WITHIN = 30.0  # seconds
 BROKEN = (redis.RedisError, OSError)
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def port_with_bus() -> int:
-    """A free one whose bus is free, too: Redis 6.2 has it 10000 above."""
-    while True:
-        [port] = free_ports(1)
-        with closing(socket.socket()) as bus, suppress(OSError, OverflowError):
-            bus.bind(("127.0.0.1", port + 10_000))
-            return port
 
 
 class Node:
@@ -54,7 +37,7 @@ class Node:
 
     def _starts_at_a_port(self) -> bool:
         """False if somebody else has taken the port since it was free."""
-        self.port = port_with_bus()
+        [self.port] = free_ports(1, with_bus=True)
         self.client: Any = redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True)
         return self._starts()
 

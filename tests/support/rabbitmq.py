@@ -9,10 +9,11 @@ import socket
 import subprocess
 import tempfile
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.ports import free_ports
 from tests.support.programs import processes_of
 from tests.support.tools import eventually
 
@@ -40,7 +41,7 @@ class RabbitMQ:
         self._log = (self.folder / "log").open("wb")
 
     def __enter__(self) -> RabbitMQ:
-        self.port, distribution, epmd_port = _free_ports(3)
+        self.port, distribution, epmd_port = free_ports(3)
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
         self._daemon = subprocess.Popen(
             [self._epmd, "-port", str(epmd_port), "-address", "127.0.0.1"], stdout=self._log, stderr=self._log
@@ -112,12 +113,3 @@ def _name_of(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def _free_ports(count: int) -> list[int]:
-    """Chosen by the kernel."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ import redis
 
 from django_distlock import lock
 from example_project.valkey import binary
+from tests.support.ports import free_port
 
 SERVICE = "mymaster"
 DOWN_AFTER = 0.6  # seconds without an answer after which a sentinel takes the master for dead
@@ -228,13 +228,6 @@ class Watched:
 def _about(reply: Any) -> dict[str, str]:
     """Not by redis-py's own methods, which fail in its version 6.4."""
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def warm_up(calls, alias="default"):

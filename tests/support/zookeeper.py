@@ -18,11 +18,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
-from tests.support.cluster import free_ports
 from tests.support.inside import kazoo_of
+from tests.support.ports import free_port, free_ports
 from tests.support.proxy import Proxy, Stream
 from tests.support.requirements import missing
-from tests.support.sentinel import free_port
 from tests.support.tools import eventually
 
 JARS = "/usr/share/java/zookeeper.jar"  # of Debian's package, whose manifest names what it needs

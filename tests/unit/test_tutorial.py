@@ -9,7 +9,7 @@ from pathlib import Path
 import celery
 import pytest
 
-from tests.support.cluster import free_ports
+from tests.support.ports import free_ports
 from tests.support.programs import ROOT
 from tests.support.tutorial import Reader
 

@@ -10,8 +10,8 @@ import redis
 
 from django_distlock import lock, locks
 from django_distlock.types import Grant
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
-from tests.support.sentinel import free_port
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request
 

@@ -17,8 +17,8 @@ import redis
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import connection
-from tests.support.cluster import free_ports
 from tests.support.network import lookups, resolving, swallowing
+from tests.support.ports import free_port
 from tests.support.scripted import Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import ending_within, eventually, renewer_of
@@ -131,7 +131,7 @@ class TestNames:
 
     def test_whose_address_changes(self, resolver, settings, own_valkey, calls):
         """As that of a managed server when it fails over: nothing is remembered of them."""
-        [port] = free_ports(1)
+        port = free_port()
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": f"redis://redis.test:{port}/0"}}
         for address in ("127.0.0.2", "127.0.0.3"):
             resolver.names["redis.test"] = [address]
@@ -148,7 +148,7 @@ class TestNames:
 @pytest.fixture
 def many(resolver, own_valkey):
     """A server of which the name has four more addresses, before its own, that swallow packets."""
-    [port] = free_ports(1)
+    port = free_port()
     own_valkey("--port", str(port), "--bind", "127.0.0.1")
     with ExitStack() as stack:
         for number in range(2, 6):

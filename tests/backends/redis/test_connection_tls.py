@@ -19,7 +19,8 @@ from django_distlock.backends.redis.errors import is_about_certificates
 from django_distlock.backends.redis.scripts import pack
 from django_distlock.testing.tools import WAYS, calling
 from example_project.valkey import Valkey
-from tests.support.sentinel import SERVICE, Watched, free_port, warm_up
+from tests.support.ports import free_port
+from tests.support.sentinel import SERVICE, Watched, warm_up
 from tests.support.servers import program_of
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually

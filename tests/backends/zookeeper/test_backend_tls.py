@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from tests.support.sentinel import free_port
+from tests.support.ports import free_port
 from tests.support.tools import eventually, renewer_of
 from tests.support.zookeeper import Server, needed_program
 

@@ -24,10 +24,11 @@ from django_distlock.exceptions import InvalidLockBackend
 from django_distlock.types import Grant, Level
 from tests.support import servers
 from tests.support.admin_pages import LIST, hold
-from tests.support.cluster import Cluster, free_ports, names_on, subscribed
+from tests.support.cluster import Cluster, names_on, subscribed
 from tests.support.commands import said
 from tests.support.inside import clients_of_loops, listener_of, nodes_of
 from tests.support.leases import wait_for_renewal
+from tests.support.ports import free_port
 from tests.support.programs import ROOT, in_a_fork
 from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
@@ -452,7 +453,7 @@ class TestSettings:
         locks.close()
 
     def test_one_server_met_by_the_backend_of_a_cluster(self, own_valkey, settings, calls):
-        [port] = free_ports(1)
+        port = free_port()
         own_valkey("--port", str(port), "--bind", "127.0.0.1")
         settings.DISTRIBUTED_LOCKS = {"default": entry(f"redis://127.0.0.1:{port}")}
         with pytest.raises(LockBackendError, match=rf"this server is no Cluster; name '{REDIS}' in"):

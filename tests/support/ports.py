@@ -1,0 +1,36 @@
+"""Ports for servers of tests."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing, suppress
+from random import SystemRandom
+
+# Below those that the kernel gives to connections, and to servers that name none: such a port may be taken before the
+# server of a test takes it. The ports of a Cluster's bus are 10,000 above.
+FIRST, LAST = 11_000, 20_999
+BUS = 10_000
+
+_random = SystemRandom()  # the other one may begin alike in all processes of a run
+
+
+def free_ports(number: int, *, with_bus: bool = False) -> list[int]:
+    """``with_bus``: the port of the bus is free, too."""
+    found: dict[int, None] = {}
+    while len(found) < number:
+        port = _random.randint(FIRST, LAST)
+        if _is_free(port) and (not with_bus or _is_free(port + BUS)):
+            found[port] = None
+    return [*found]
+
+
+def free_port() -> int:
+    [port] = free_ports(1)
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
