@@ -147,6 +147,7 @@ class Renewer:
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
         told = set()  # names: many requests for one lock may be left
+        in_vain = 0.0  # seconds
         for request, cooldown in wanted:
             began = clock()
             try:
@@ -158,7 +159,8 @@ class Renewer:
                         "Lock %r is not released at exit but by its TTL: %s", request.name, error,
                         extra=about_request("left-at-exit", self._backend.alias, request),
                     )  # fmt: skip
-                if clock() - began > self._backend.timing.prompt_failure:
+                in_vain += clock() - began
+                if in_vain > self._backend.timing.prompt_failure:
                     return
 
     def forget(self) -> None:

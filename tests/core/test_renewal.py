@@ -436,17 +436,37 @@ def test_a_loss_is_told_before_others_had_their_turn(busy, hold, renewer):
         signals.lock_lost.disconnect(receiver)
 
 
-def test_of_one_lock_many_requests_that_are_left_at_exit_are_told_once(locmem_locks, monkeypatch, caplog):
-    def fail(*_):
-        raise LockBackendError("the store is away")
+class TestAtExit:
+    @pytest.fixture
+    def failing(self, locmem_locks, monkeypatch):
+        """Calls of this thread, each of which fails."""
+        calls = []
 
-    renewer = renewer_of(locmem_locks)
-    with monkeypatch.context() as patched:
-        patched.setattr(locmem_locks, "release", fail)
+        def fail(request, *_):
+            if threading.current_thread() is threading.main_thread():
+                calls.append(request.name)
+                time.sleep(0.04)
+            raise LockBackendError("the store is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(locmem_locks, "release", fail)
+            yield calls
+        eventually(lambda: not renewer_of(locmem_locks).is_cleaning)
+
+    def test_of_each_lock_it_is_told_once_that_it_is_left(self, locmem_locks, failing, monkeypatch, caplog):
+        monkeypatch.setattr(Timing, "prompt_failure", PATIENCE)
+        renewer = renewer_of(locmem_locks)
         for name in ("one", "two", "one", "one"):
             renewer.release_in_background(lock_request(name))
         caplog.clear()
         renewer.release_all()
-    told = [record.args[0] for record in caplog.records if "at exit" in record.getMessage()]
-    assert told == ["one", "two"]
-    eventually(lambda: not renewer.is_cleaning)
+        assert len(failing) == 4
+        told = [record.args[0] for record in caplog.records if "at exit" in record.getMessage()]
+        assert told == ["one", "two"]
+
+    def test_a_store_that_fails_holds_it_up_for_a_moment_whatever_is_left(self, locmem_locks, failing):
+        renewer = renewer_of(locmem_locks)
+        for number in range(50):
+            renewer.release_in_background(lock_request(f"name:{number}"))
+        renewer.release_all()
+        assert 1 <= len(failing) <= 3  # that is, a tenth of a second
