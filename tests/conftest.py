@@ -37,7 +37,7 @@ from tests.support import zookeeper as zookeeper_server
 from tests.support.callers import Caller
 from tests.support.cluster import Cluster
 from tests.support.databases import end_sessions, known_database, quick_flushes
-from tests.support.inside import client_of
+from tests.support.inside import client_of, forget_what_is_left
 from tests.support.mariadb import MariaDB
 from tests.support.mysql_driver import is_driver_there
 from tests.support.postgres import Postgres
@@ -116,6 +116,13 @@ def unique_aliases(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(options, "unique_aliases", aliases)
     monkeypatch.setattr(options, "task_backends", set())
     return aliases
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_exit() -> Iterator[None]:
+    """A process of the run does not wait for stores that tests have ended, as it would for each that may fail over."""
+    yield
+    forget_what_is_left()
 
 
 @pytest.fixture(scope="session")

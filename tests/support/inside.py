@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django_distlock import Lease
+from django_distlock import Lease, locks
+
+
+def forget_what_is_left() -> None:
+    """Of leases and attempts of this process."""
+    for renewer in list(locks._renewers):
+        renewer.forget()
 
 
 def listener_of(backend: Any) -> Any:
