@@ -225,7 +225,7 @@ def test_signals_are_passed_on_to_what_the_program_has_started(run, store):
 
 
 def test_max_hold_bounds_it(run):
-    process = run("backup", "--ttl", "1", "--max-hold", "1.2", "--", PYTHON, "-c", TELLING)
+    process = run("backup", "--ttl", "2", "--max-hold", "6", "--", PYTHON, "-c", TELLING)
     assert ended(process)[:2] == (76, "up\nSIGTERM\n")
 
 
