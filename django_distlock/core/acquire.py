@@ -38,14 +38,15 @@ TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open tr
 
 @cache
 def _lease_class(grant_class: type[Grant]) -> type[Lease]:
-    """The class of leases for grants of this class. Few processes need others than the first."""
+    """The class of leases for grants of this class. Few processes need others than ``Lease``."""
     if grant_class is Grant:
         return Lease
-    from ..grants import SessionGrant
+    from ..grants import HandedGrant, SessionGrant
     from .handed_lease import HandedLease
     from .session_lease import SessionLease
 
-    return SessionLease if issubclass(grant_class, SessionGrant) else HandedLease
+    kinds = {HandedGrant: HandedLease, SessionGrant: SessionLease}
+    return next((kind for grant, kind in kinds.items() if issubclass(grant_class, grant)), Lease)
 
 
 class Acquisition(OwnLeases):

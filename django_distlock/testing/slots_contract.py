@@ -31,7 +31,7 @@ class SlotsContract:
         for number in range(3):
             locks.acquire(lock_request(ttl=60, label=f"holder {number}", slots=3), queue=False)
         locks.acquire(lock_request("other", ttl=60, label="alone"), queue=False)
-        leases, [alone], free = locks.look(["name", "other", "free"])
+        [alone], free, leases = locks.look(["other", "free", "name"])
         assert [(info.name, info.slot, info.slots, info.holder.label) for info in leases] == [
             ("name", number + 1, 3, f"holder {number}") for number in range(3)
         ]

@@ -497,3 +497,31 @@ def test_the_next_of_a_process_asks_when_the_lock_is_released_and_not_before(mon
         thread.join(PATIENCE)
     assert len(got_in) == len(asked) == 5  # each once, when its predecessor had left
     assert max(after - before for before, after in pairwise(got_in)) < 0.5  # a second if it had to look by itself
+
+
+def test_a_grant_of_a_class_of_another_store_has_an_ordinary_lease(locmem_locks, calls, monkeypatch):
+    class OwnGrant(Grant):
+        pass
+
+    for name in ("acquire", "aacquire"):
+        monkeypatch.setattr(locmem_locks, name, as_own(getattr(locmem_locks, name), OwnGrant))
+    handle = lock("name")
+    assert calls(handle).acquire()
+    try:
+        assert [type(lease) for lease in locks.leases()] == [Lease]
+    finally:
+        calls(handle).release()
+
+
+def as_own(acquire, kind):
+    def asked(request, *, queue):
+        answer = acquire(request, queue=queue)
+        return aown(answer) if asyncio.iscoroutine(answer) else own(answer)
+
+    def own(answer):
+        return kind(*answer) if isinstance(answer, Grant) else answer
+
+    async def aown(answer):
+        return own(await answer)
+
+    return asked

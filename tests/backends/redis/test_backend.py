@@ -920,6 +920,18 @@ class TestLocations:
         assert given.get("lib_name", f"redis-py(django-distlock_v{__version__})") in names
         handle.release()
 
+    def test_no_connection_reads_the_metadata_of_a_package(self, valkey, settings, calls, monkeypatch):
+        """It takes a millisecond. The first backend of a process reads it."""
+        point_at(settings, valkey.url)
+        read = []
+        monkeypatch.setattr("importlib.metadata.version", lambda name: read.append(name) or "1")
+        monkeypatch.setattr("redis.utils.get_lib_version", lambda: read.append("redis") or "1")
+        point_at(settings, f"{valkey.url}&socket_timeout=3")
+        handle = calls(lock("name"))
+        assert handle.acquire()
+        handle.release()
+        assert read == []
+
     def test_locks_do_not_go_when_a_cache_is_cleared_that_has_another_database(self, valkey, store, settings):
         from django.core.cache import caches
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import socket
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -275,6 +276,9 @@ def test_it_says_whether_another_message_may_have_come(subscribed):
     server.say(b"\nb\r\n")
     assert connection.receive(PATIENCE) == b"b"
     assert not connection.may_have_more()
+    with ssl.create_default_context().wrap_socket(socket.socket(), server_hostname="name") as encrypted:
+        connection.sock = encrypted
+        assert connection.may_have_more()  # it may keep one that it has read
 
 
 def test_more_than_is_read_at_once_is_received_without_waiting(subscribed):

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
-from itertools import chain, cycle, repeat
+from itertools import chain, count, cycle, repeat
 from math import inf
 
 import pytest
@@ -187,12 +187,15 @@ class TestMovingSlots:
         source = node_of(cluster, "name")
         to = next(node for node in cluster.primaries if node is not source)
         slot = slot_of(locks["default"].keys.lease("name"))
+        beside = next(one for one in map(str, count()) if slot_of(locks["default"].keys.lease(one)) == slot)
         with lock("name", ttl=6) as lease:
-            keeps = threading.Thread(target=cluster.move, args=(slot, to, 1.5))
+            keeps = threading.Thread(target=cluster.move, args=(slot, to, 3.0))
             keeps.start()
             wait_for_renewal(lease)
             assert keeps.is_alive()
-            assert locks["other"].look(["name"])[0][0].fence == lease.fence
+            [[seen], free] = locks["other"].look(["name", beside])
+            assert (seen.fence, free) == (lease.fence, [])
+            assert keeps.is_alive()
             keeps.join(PATIENCE)
             time.sleep(1)
             assert lease.state is State.HELD
