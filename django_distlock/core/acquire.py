@@ -45,8 +45,9 @@ def _lease_class(grant_class: type[Grant]) -> type[Lease]:
     from .handed_lease import HandedLease
     from .session_lease import SessionLease
 
-    kinds = {HandedGrant: HandedLease, SessionGrant: SessionLease}
-    return next((kind for grant, kind in kinds.items() if issubclass(grant_class, grant)), Lease)
+    if issubclass(grant_class, HandedGrant):
+        return HandedLease
+    return SessionLease if issubclass(grant_class, SessionGrant) else Lease
 
 
 class Acquisition(OwnLeases):
