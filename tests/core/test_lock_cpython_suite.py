@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import threading
 import unittest
@@ -31,8 +32,17 @@ def cases(suite: type[unittest.TestCase]) -> list[str]:
     return [test for test in unittest.TestLoader().getTestCaseNames(suite) if test not in DOES_NOT_APPLY]
 
 
+class Patient(unittest.TestCase):
+    """CPython's give threads a second to end."""
+
+    def tearDown(self) -> None:
+        threads_before, _ = self._threads
+        eventually(lambda: _thread._count() <= threads_before)
+        super().tearDown()
+
+
 def run(suite: type[unittest.TestCase], test: str, make: object) -> None:
-    kind = type(suite.__name__, (suite, unittest.TestCase), {"locktype": staticmethod(make)})
+    kind = type(suite.__name__, (Patient, suite, unittest.TestCase), {"locktype": staticmethod(make)})
     result = unittest.TestResult()
     kind(test).run(result)
     problems = [text for _, text in result.errors + result.failures]

@@ -154,6 +154,7 @@ class Browser:
             const box = element.getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];
         }})()"""
+        self.until("document.readyState === 'complete'")  # until then, elements move
         x, y = self.run(place)
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
