@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from itertools import groupby
@@ -66,6 +67,11 @@ hypothesis.settings.load_profile("suite")
 # Each context of TLS reads them, for connections that may be encrypted, too: 40 ms of the processor. Tests trust no
 # authority but their own.
 os.environ["SSL_CERT_FILE"] = os.devnull
+
+# On a disk, a tenth of what tests with files cost the processor goes into making and removing them.
+MEMORY, NEEDED = Path("/dev/shm"), 6 << 30  # bytes, for the files of 32 processes with a server of each kind
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > NEEDED:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 
 # What nohup or the background of a script ignores, programs under test would ignore, too. They inherit no handler.
 for number in (signal.SIGHUP, signal.SIGINT):
