@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.support.tools import eventually
+from tests.support.tools import PATIENCE, eventually
 
 PLACES_OF_BOUNCER = f"{os.environ['PATH']}:/usr/sbin"
 PLACES = "/usr/lib/postgresql/*/bin", "/usr/local/bin", "/usr/bin"
@@ -81,12 +81,12 @@ class Postgres:
             ],
             **self._run,
         )  # fmt: skip
-        eventually(self._answers, 30)
+        eventually(self._answers, 4 * PATIENCE)
 
     def crash(self) -> None:
         """End at once, without a checkpoint. ``start()`` recovers what was committed."""
         self.process.send_signal(signal.SIGQUIT)
-        self.process.wait(30)
+        self.process.wait(4 * PATIENCE)
 
     def _answers(self) -> bool:
         """Asks the file that pg_ctl asks, which costs less than a program."""
@@ -120,15 +120,22 @@ def _copy(folder: Path, to: Path) -> None:
 
 
 class Bouncer:
-    """pgbouncer before that server, in transaction mode or another."""
+    """pgbouncer before that server, in transaction mode or another.
 
-    def __init__(self, program: str, server: Postgres, mode: str = "transaction") -> None:
+    ``sessions``: how many of the server it has at most. ``in_turn``: it gives the one that was not used for longest,
+    and else the one that was used last.
+    """
+
+    def __init__(
+        self, program: str, server: Postgres, mode: str = "transaction", sessions: int = 3, *, in_turn: bool = False
+    ) -> None:
         self._server = server
         self.folder = Path(tempfile.mkdtemp(prefix="bouncer-"))
         settings = self.folder / "pgbouncer.ini"
         settings.write_text(
             f"[databases]\n* = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
-            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 3\n"
+            f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = {mode}\n"
+            f"default_pool_size = {sessions}\nserver_round_robin = {int(in_turn)}\n"
         )
         if server.user:
             shutil.chown(self.folder, **server.user)
@@ -147,7 +154,7 @@ class Bouncer:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(4 * PATIENCE)
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -21,6 +21,8 @@ from .sql import CHANNEL
 
 logger = logging.getLogger("django_distlock")
 
+SESSION_CHECKS = 5
+
 
 class PostgresListener(WakeupListener):
     """Hears ``"token"`` when the lock was handed to the request of that token, and sets the event of the request.
@@ -109,15 +111,17 @@ class PostgresListener(WakeupListener):
     def _keeps_session(self, wrapper: Any) -> bool:
         """Whether the connection keeps its session of the server for as long as it lasts, also behind a pooler.
 
-        Otherwise the session would still listen for us, and each notification would wake it, when others use it.
+        Otherwise the session would still listen for us, and each notification would wake it, when others use it. One
+        check is not enough: a pooler may give us the same session again by chance, while others use the rest.
         """
         with (
             wrapper.cursor() as cursor,
             self._pool.connection(self._timing.echo_timeout) as other,
             other.cursor() as others,
         ):
-            first, anothers, again = map(_session, (cursor, others, cursor))
-            return bool(first == again != anothers)
+            first = _session(cursor)
+            asked = (cursor, others, cursor) * SESSION_CHECKS
+            return all((_session(one) == first) == (one is cursor) for one in asked)
 
     def _give_up(self) -> None:
         self._deaf_until, self._resubscribe = clock() + self._timing.deaf_for, True

@@ -35,7 +35,9 @@ from django.conf import settings
 settings.configure(
     INSTALLED_APPS=["django_distlock"],
     DATABASES={{"default": {{**json.loads(sys.argv[1]), "CONN_MAX_AGE": None}}}},
-    DISTRIBUTED_LOCKS={{"default": {{"BACKEND": {DATABASE!r}, "LOCATION": "default"}}}},
+    DISTRIBUTED_LOCKS={{
+        "default": {{"BACKEND": {DATABASE!r}, "LOCATION": "default", "OPTIONS": {{"timeout": {PATIENCE}}}}}
+    }},
 )
 import django; django.setup()
 """
@@ -60,11 +62,11 @@ def program(postgres_database):
 
 
 @contextmanager
-def bouncer(postgres, settings, mode):
+def bouncer(postgres, settings, mode, **more):
     """``locks["default"]`` leads through pgbouncer."""
     if (program := shutil.which("pgbouncer", path=PLACES_OF_BOUNCER)) is None:
         missing("pgbouncer", "install the package pgbouncer")
-    with Bouncer(program, postgres, mode) as bouncer, known_database(bouncer.settings(), "pooled"):
+    with Bouncer(program, postgres, mode, **more) as bouncer, known_database(bouncer.settings(), "pooled"):
         connections["pooled"].close()
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "pooled"}}
         yield bouncer
@@ -168,6 +170,16 @@ class TestListener:
                 eventually(lambda: "LOCATION that leads directly to the server" in caplog.text)
             waiter.end()
             assert channels_of_sessions(3) == []
+
+    def test_a_pooler_that_gives_its_sessions_in_turn_is_noticed_before_one_listens(
+        self, postgres, postgres_database, settings, caplog
+    ):
+        """Every second statement is in the same one of two sessions."""
+        with bouncer(postgres, settings, "transaction", sessions=2, in_turn=True):
+            assert channels_of_sessions(2) == []  # both are there
+            listener_of(locks["default"]).touch()  # without a waiter, who would use the sessions, too
+            eventually(lambda: "LOCATION that leads directly to the server" in caplog.text)
+            assert channels_of_sessions(2) == []
 
     def test_behind_a_pooler_in_session_mode_they_are_woken(self, postgres, postgres_database, settings):
         with bouncer(postgres, settings, "session"):
