@@ -430,6 +430,19 @@ def test_check_of_a_backend_that_is_fine(backend):
     assert [finding["level"] for finding in json.loads(said("check", "--json"))["default"]][:2] == ["ok", "ok"]
 
 
+def test_check_of_a_backend_that_takes_seconds(locmem_locks, monkeypatch):
+    """It is slow, but keeps its locks."""
+    real, now = type(locmem_locks).look, [100.0]
+
+    def look(backend, names):
+        now[0] += 2.0
+        return real(backend, names)
+
+    monkeypatch.setattr(type(locmem_locks), "look", look)
+    monkeypatch.setattr("django_distlock.backends.locmem.clock", lambda: now[0])
+    assert "A lock was taken, waited for, renewed, listed and released." in said("check")
+
+
 def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
     settings.DISTRIBUTED_LOCKS = {
         "default": {"BACKEND": LOCMEM},
