@@ -34,6 +34,12 @@ class LockBackendContract:
     def backend(self) -> BaseLockBackend:
         raise NotImplementedError("Give the test class a fixture 'backend' that returns an empty backend of its kind.")
 
+    @pytest.fixture(autouse=True)
+    def no_waiter_is_taken_for_dead(self, backend: BaseLockBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However long a busy machine takes from one step of a test to the next."""
+        for name in ("grant_ttl", "waiter_expires_after"):
+            monkeypatch.setattr(backend.timing, name, 2 * PATIENCE)
+
     @pytest.fixture(params=WAYS)
     def locks(self, backend: BaseLockBackend, request: pytest.FixtureRequest) -> Iterator[Any]:
         with calling(request.param) as wrap:
@@ -49,7 +55,7 @@ class LockBackendContract:
         assert busy.holder is not None
         assert busy.holder.label == "the holder"
         assert (busy.name, busy.using, busy.fence) == ("name", backend.alias, granted.fence)
-        assert 19 < busy.remaining <= 20
+        assert 10 < busy.remaining <= 20
         assert not busy.resting
 
     def test_other_names_are_other_locks(self, locks: Any) -> None:
@@ -149,7 +155,7 @@ class LockBackendContract:
         assert 10 < locks.look(["name"])[0][0].remaining <= 20
 
     def test_a_repeated_request_does_not_shorten_what_renewal_made_longer(self, locks: Any) -> None:
-        mine = lock_request(ttl=5)
+        mine = lock_request(ttl=20)
         locks.acquire(mine, queue=False)
         assert locks.renew([(mine, 60.0)]) == [True]
         assert isinstance(locks.acquire(mine, queue=False), Grant)
@@ -164,17 +170,17 @@ class LockBackendContract:
         assert 10 < locks.look(["name"])[0][0].remaining <= 20
 
     def test_only_the_owner_renews(self, locks: Any) -> None:
-        locks.acquire(lock_request(ttl=5), queue=False)
+        locks.acquire(lock_request(ttl=20), queue=False)
         assert locks.renew([(lock_request(), 60.0)]) == [False]
-        assert locks.look(["name"])[0][0].remaining <= 5
+        assert locks.look(["name"])[0][0].remaining <= 20
 
     def test_renewal_extends_each_lease_and_tells_which_are_gone(self, locks: Any) -> None:
-        first, second, gone = lock_request("first", 5), lock_request("second", 5), lock_request("gone", 5)
+        first, second, gone = (lock_request(name, 20) for name in ("first", "second", "gone"))
         locks.acquire(first, queue=False)
         locks.acquire(second, queue=False)
         began = clock()
-        assert locks.renew([(first, 30.0), (gone, 30.0), (second, 60.0)]) == [True, False, True]
-        for name, ttl in (("first", 30.0), ("second", 60.0)):
+        assert locks.renew([(first, 40.0), (gone, 40.0), (second, 60.0)]) == [True, False, True]
+        for name, ttl in (("first", 40.0), ("second", 60.0)):
             remaining = locks.look([name])[0][0].remaining
             assert ttl - 1 - (clock() - began) < remaining <= ttl
         assert locks.look(["gone"]) == [[]]
@@ -190,7 +196,7 @@ class LockBackendContract:
         began = clock()
         locks.acquire(mine, queue=False)
         assert isinstance(locks.acquire(other, queue=False), LockInfo) or clock() - began > 0.1
-        eventually(lambda: locks.look(["name"]) == [[]], 2)
+        eventually(lambda: locks.look(["name"]) == [[]])
         assert locks.renew([(mine, 10.0)]) == [False]
         assert locks.release(mine) is False
         assert isinstance(locks.acquire(lock_request(), queue=False), Grant)
@@ -202,14 +208,14 @@ class LockBackendContract:
             numbers.append(locks.acquire(mine, queue=False).fence)
             locks.release(mine)
         numbers.append(locks.acquire(lock_request(ttl=0.05), queue=False).fence)
-        eventually(lambda: locks.look(["name"]) == [[]], 2)
+        eventually(lambda: locks.look(["name"]) == [[]])
         numbers.append(locks.acquire(lock_request(), queue=False).fence)
         assert numbers == sorted(set(numbers))
 
     def test_renewal_may_be_told_how_long_an_answer_is_of_use(self, locks: Any) -> None:
-        mine = lock_request(ttl=5)
+        mine = lock_request(ttl=20)
         locks.acquire(mine, queue=False)
-        assert locks.renew([(mine, 60.0), (lock_request("gone"), 60.0)], timeout=5) == [True, False]
+        assert locks.renew([(mine, 60.0), (lock_request("gone"), 60.0)], timeout=PATIENCE) == [True, False]
         assert locks.look(["name"])[0][0].remaining > 30
 
     def test_renewal_keeps_the_number(self, locks: Any) -> None:
@@ -232,7 +238,7 @@ class LockBackendContract:
         mine = lock_request(ttl=60)
         locks.acquire(mine, queue=False)
         assert locks.release(mine, 0.3) is True
-        eventually(lambda: locks.look(["name"]) == [[]], 2)
+        eventually(lambda: locks.look(["name"]) == [[]])
 
     def test_a_second_release_keeps_the_cooldown(self, locks: Any) -> None:
         mine = lock_request(ttl=60)

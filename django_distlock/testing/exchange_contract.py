@@ -52,7 +52,7 @@ class ExchangeContract:
     def test_a_free_lock_is_granted(self, backend: Any) -> None:
         old, new = lock_request(ttl=0.05), lock_request()
         backend.acquire(old, queue=False)
-        eventually(lambda: backend.look(["name"]) == [[]], 5)
+        eventually(lambda: backend.look(["name"]) == [[]])
         assert isinstance(backend.exchange(old, new), Grant)
         assert isinstance(backend.exchange(lock_request("other"), lock_request("other")), Grant)
         assert locked_names(backend) == ["name", "other"]

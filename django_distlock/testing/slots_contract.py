@@ -100,18 +100,20 @@ class SlotsContract:
         assert [info.slot for info in locks.look(["name"])[0]] == [1, 2]
 
     def test_each_lease_is_renewed_and_ends_for_itself(self, locks: Any) -> None:
-        short = [lock_request(ttl=0.3, slots=3) for _ in range(3)]
-        for one in short:
+        first, *others = (lock_request(ttl=20, slots=3) for _ in range(3))
+        for one in (first, *others):
             locks.acquire(one, queue=False)
-        gone = lock_request(slots=3)
-        assert locks.renew([(short[1], 60.0), (gone, 60.0), (short[2], 30.0)]) == [True, False, True]
+        locks.release(first)
+        short, gone = lock_request(ttl=0.3, slots=3), lock_request(slots=3)
+        assert locks.acquire(short, queue=False).slot == 1
+        assert locks.renew([(others[0], 60.0), (gone, 60.0), (others[1], 40.0)]) == [True, False, True]
         eventually(lambda: [info.slot for info in locks.look(["name"])[0]] == [2, 3])
         assert sorted(locks.slots()) == [Slot("name", 2), Slot("name", 3)]
         left = locks.remaining([Slot("name", 1), Slot("name", 2), Slot("name", 3)])
         assert left[0] is None
         assert 30 < left[1] <= 60
-        assert 10 < left[2] <= 30
-        assert locks.renew([(one, 1.0) for one in short]) == [False, True, True]
+        assert 20 < left[2] <= 40
+        assert locks.renew([(one, 1.0) for one in (short, *others)]) == [False, True, True]
         assert locks.remaining([Slot("name", 2)])[0] > 30
         assert locks.acquire(lock_request(slots=3), queue=False).slot == 1
 
