@@ -131,6 +131,14 @@ def quick_exit() -> Iterator[None]:
     forget_what_is_left()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_databases() -> Iterator[None]:
+    """A busy machine is no outage: only locks of tests that name a ``timeout`` give their database up sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DatabaseBackend, "options", {"timeout": PATIENCE})
+        yield
+
+
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Valkey]:
     """The server of this test process; its own, on a socket in its own folder."""
@@ -204,7 +212,8 @@ def mariadb_database(mariadb: MariaDB, django_db_blocker: Any) -> Iterator[dict[
 
 
 def database_locks(settings: Any) -> Iterator[DatabaseBackend]:
-    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "locks"}}
+    options = dict(DatabaseBackend.options)  # also for programs that are given these settings
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": "locks", "OPTIONS": options}}
     backend = locks["default"]
     renewer = renewer_of(backend)  # a test may set up others since
     yield backend
@@ -213,17 +222,17 @@ def database_locks(settings: Any) -> Iterator[DatabaseBackend]:
 
 
 @pytest.fixture
-def sqlite_locks(sqlite_database: Any, settings: Any) -> Iterator[DatabaseBackend]:
+def sqlite_locks(sqlite_database: Any, settings: Any, long_calls: None) -> Iterator[DatabaseBackend]:
     yield from database_locks(settings)
 
 
 @pytest.fixture
-def postgres_locks(postgres_database: Any, settings: Any) -> Iterator[DatabaseBackend]:
+def postgres_locks(postgres_database: Any, settings: Any, long_calls: None) -> Iterator[DatabaseBackend]:
     yield from database_locks(settings)
 
 
 @pytest.fixture
-def mariadb_locks(mariadb_database: Any, settings: Any) -> Iterator[DatabaseBackend]:
+def mariadb_locks(mariadb_database: Any, settings: Any, long_calls: None) -> Iterator[DatabaseBackend]:
     yield from database_locks(settings)
 
 

@@ -13,7 +13,7 @@ from django_distlock.runs import LastRun
 from django_distlock.types import Grant, Holder, LockInfo, LockRequest, Slot
 from django_distlock.utils.clock import wall_clock
 from tests.support.tenants import asked, of_tenants, tenant
-from tests.support.tools import backend_on, eventually, locked_names, renewer_of
+from tests.support.tools import PATIENCE, backend_on, eventually, locked_names, renewer_of
 
 backend = backend_on("redis", "cluster", "redlock", "postgres", "mariadb", "sqlite", "zookeeper", "locmem")
 
@@ -24,7 +24,7 @@ def tenants(backend, settings):
 
 
 def request_of(prefix, name="order:1"):
-    return LockRequest(name, 10.0, Holder.here("test"), prefix=prefix)
+    return LockRequest(name, 4 * PATIENCE, Holder.here("test"), prefix=prefix)
 
 
 def test_equal_names_are_two_locks(tenants, calls):
@@ -34,7 +34,7 @@ def test_equal_names_are_two_locks(tenants, calls):
     assert isinstance(second, Grant)
     busy = backend.acquire(request_of("acme"), queue=False)
     assert (busy.name, busy.prefix, busy.token) == ("order:1", "acme", acme.token)
-    assert backend.renew([(acme, 10.0), (globex, 10.0)]) == [True, True]
+    assert backend.renew([(acme, 4 * PATIENCE), (globex, 4 * PATIENCE)]) == [True, True]
     assert backend.release(acme)
     assert not backend.release(acme)
     with tenant("globex"):

@@ -522,9 +522,13 @@ class TestWaiting:
 
 
 @pytest.fixture
-def proxy(postgres, postgres_database, settings, tmp_path_factory):
-    with through(postgres, tmp_path_factory.mktemp("p"), settings, timeout=3.0) as proxy:
+def proxy(request, postgres, postgres_database, settings, tmp_path_factory, long_calls):
+    timeout = getattr(request, "param", PATIENCE)
+    with through(postgres, tmp_path_factory.mktemp("p"), settings, timeout) as proxy:
         yield proxy
+
+
+soon = pytest.mark.parametrize("proxy", [3.0], indirect=True)  # gives up a server that does not answer
 
 
 class TestFaults:
@@ -630,6 +634,7 @@ class TestFaults:
         assert run_in(backend, lambda it: statements_for(backend).write(it, key, row)) is False
         assert backend.look(["name"])[0][0].token != "late"
 
+    @soon
     def test_a_server_that_hangs_is_an_error_in_time(self, proxy, calls):
         """S16, also for a call that has a connection."""
         calls(locks["default"]).look(["name"])
@@ -674,12 +679,14 @@ class TestFaults:
                 assert time.monotonic() - began < 6 * PATIENCE
         locks.close()
 
+    @soon
     def test_a_server_that_is_gone_is_an_error(self, proxy):
         proxy.refuse()
         with pytest.raises(LockBackendError) as caught:
             lock("name", wait=0).acquire()
         assert caught.value.__cause__ is not None
 
+    @soon
     def test_a_lease_outlives_a_short_outage(self, proxy):
         with lock("name", ttl=20) as lease:
             proxy.refuse()

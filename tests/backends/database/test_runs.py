@@ -18,7 +18,7 @@ from django_distlock.models import DatabaseRun
 from django_distlock.runs import LastRun
 from tests.support.databases import ALIAS, through
 from tests.support.stores import DATABASE
-from tests.support.tools import backend_on, eventually
+from tests.support.tools import PATIENCE, backend_on, eventually
 
 TABLE = DatabaseRun._meta.db_table
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
@@ -82,7 +82,7 @@ def test_the_reply_to_a_claim_is_lost(
     statement, times, postgres, postgres_database, settings, tmp_path_factory, monkeypatch
 ):
     """Once lost it is repeated unseen; twice, and the caller is told and asks again."""
-    with through(postgres, tmp_path_factory.mktemp("p"), settings, timeout=2.0) as proxy:
+    with through(postgres, tmp_path_factory.mktemp("p"), settings, PATIENCE) as proxy:
         monkeypatch.setattr(locks["default"], "grace", 0.01)
         store = ScheduleStore("shop")
         if statement == "UPDATE":
