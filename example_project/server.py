@@ -23,7 +23,7 @@ from django.core.management import call_command
 from .valkey import Valkey
 
 ROOT = Path(__file__).resolve().parent.parent
-STARTS_WITHIN = 30.0  # seconds
+STARTS_WITHIN = 120.0  # seconds
 HOST = "127.0.0.1"
 
 
@@ -102,7 +102,7 @@ def _gunicorn(listener: socket.socket) -> subprocess.Popen[bytes]:
 def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + STARTS_WITHIN
     while process.poll() is None and time.monotonic() < deadline:
-        connection = http.client.HTTPConnection(HOST, port, timeout=2)
+        connection = http.client.HTTPConnection(HOST, port, timeout=30)
         try:
             connection.request("GET", "/")
             if connection.getresponse().status == 200:

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-STARTS_WITHIN = 10.0  # seconds
+STARTS_WITHIN = 60.0  # seconds
 ONCE = Retry(NoBackoff(), 0)
 
 

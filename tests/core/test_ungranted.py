@@ -358,7 +358,7 @@ class TestNothingIsLeft:
     def test_who_has_waited_leaves_its_place(self, queueing, calls, monkeypatch):
         """It waits on, because the store may be back before its time is over."""
         monkeypatch.setattr(queueing.timing, "retry_delay", 0.05)
-        handle, down = running(wait=0.5), store_down()
+        handle, down = running(wait=4), store_down()
         with held_elsewhere("name"):
             timer = threading.Thread(target=self._ends_while_waited_for, args=(down,))
             timer.start()

@@ -43,7 +43,7 @@ def shop_url():
             yield address[1]
             break
     process.send_signal(signal.SIGINT)
-    said += process.communicate(timeout=PATIENCE)[0]
+    said += process.communicate(timeout=4 * PATIENCE)[0]
     assert process.returncode == 0, "".join(said)
 
 
@@ -69,7 +69,7 @@ def shop_database(postgres):
 @pytest.mark.parametrize("backend", ["redis", "database"])
 def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(shop_database, valkey, store, backend):
     program = ["-m", "tests.support.shop_on_postgres", valkey.url, json.dumps(shop_database)]
-    done = forkserver.run(program, cwd=ROOT, timeout=PATIENCE, env={**os.environ, "SHOP_BACKEND": backend})
+    done = forkserver.run(program, cwd=ROOT, timeout=6 * PATIENCE, env={**os.environ, "SHOP_BACKEND": backend})
     report = json.loads(done.stdout)
     assert report["buy-unlocked"]["sold"] > PIECES
     assert 0 < report["buy"]["sold"] <= PIECES
@@ -80,7 +80,7 @@ def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(shop_
 
 def test_the_front_page(shop_url):
     """It has no scripts, so what is served is what a browser shows."""
-    with urlopen(shop_url, timeout=PATIENCE) as answer:
+    with urlopen(shop_url, timeout=4 * PATIENCE) as answer:
         page = answer.read().decode()
     assert "Darjeeling" in page
     assert page.count(">Buy</button>") == 10
