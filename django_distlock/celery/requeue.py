@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +20,7 @@ from .. import names
 from ..core.lock import Lock
 from ..exceptions import LockBackendError, LockNotAcquired
 from ..options import settled
+from ..utils.chance import chance
 from ..utils.clock import sleep, wall_clock
 from ..utils.events import about_event
 from .countdowns import LONGEST_PAUSE, countdowns
@@ -55,7 +55,7 @@ def keep_pace(problem: LockNotAcquired | LockBackendError, label: str, message: 
             return
         except LockBackendError as error:
             logger.info("%s is sent again without a pace: %s", label, error, extra=about_event("no-pace", task=label))
-    sleep(min(timeout, random.uniform(FIRST_PAUSE, 2 * FIRST_PAUSE)))
+    sleep(min(timeout, chance.uniform(FIRST_PAUSE, 2 * FIRST_PAUSE)))
 
 
 def countdown_for(
@@ -91,7 +91,7 @@ def pause_before(requeues: int, longest: float) -> float:
     The pauses are shorter at first, and random, so that tasks that were refused together do not come back together.
     """
     longest = min(FIRST_PAUSE * 2 ** min(requeues, 10), LONGEST_PAUSE, longest)
-    return random.uniform(longest / 2, longest)
+    return chance.uniform(longest / 2, longest)
 
 
 def visibility_timeout(app: Any) -> float:

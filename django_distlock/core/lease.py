@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Set
 from datetime import UTC, datetime, timedelta
 from math import inf
-from random import random
 from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import ref
 
@@ -18,6 +17,7 @@ from ..journal import Event
 from ..options import SHORTEST_TTL, Terms, check_ttl
 from ..types import Grant, Holder, LockRequest, State, new_token, place_of
 from ..utils import fork
+from ..utils.chance import chance
 from ..utils.clock import clock, safe_deadline, wall_clock
 from ..utils.other_words import answer_other_words
 from .belief import Belief
@@ -249,7 +249,7 @@ class Lease(Belief):
         if deadline > self._deadline:
             self._deadline = deadline
         # Not all at the same moment that were taken at the same moment.
-        self._due = sent_at + self.ttl * (0.3 + random() / 30) if self._renews else self._deadline
+        self._due = sent_at + self.ttl * (0.3 + chance.random() / 30) if self._renews else self._deadline
         self._is_unknown = False
 
     def _mark_unknown(self, retry_at: float) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from random import random
 from typing import TYPE_CHECKING
 
 from ..types import LockRequest
+from ..utils.chance import chance
 from ..utils.clock import clock
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LocalQueue:
         """
         timing = self._timing
         interval = min(len(self._lines) / timing.looks_per_second, timing.look_interval_longest)
-        pause = min(latest, max(interval, timing.look_interval) * (0.9 + 0.1 * random()))
+        pause = min(latest, max(interval, timing.look_interval) * (0.9 + 0.1 * chance.random()))
         if pause > timing.look_interval:
             request.last_active_at = clock() + pause - timing.look_interval
         return pause

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from math import ceil
-from random import randint
 from typing import Any
 
 from django.http import HttpResponse, JsonResponse
@@ -19,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import LockNotAcquired, UnusableLockName
 from ..options import as_seconds
+from ..utils.chance import chance
 from ..utils.events import about_event
 from .http import is_for_programs, is_rest_framework, label, request_of
 
@@ -166,7 +166,7 @@ def _checked_seconds(retry_after: Any) -> int | None:
 def _seconds_until_free(busy: LockNotAcquired) -> int:
     if busy.resting and busy.retry_after is not None:
         return max(1, ceil(busy.retry_after))
-    return randint(1, 3)
+    return chance.randint(1, 3)
 
 
 class _Seconds(int):

@@ -15,7 +15,7 @@ PACKAGE = {
         "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds", "labels",
         "lease", "local_queue", "lock", "own_leases", "registry", "renewal", "transactions", "ungranted",
     ],
-    "utils": ["clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
+    "utils": ["chance", "clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
 GROUP = {"core": ["group"]}
 DECORATORS = {"": ["decorators"], "decorators": ["answers", "http", "key", "task_context", "wrapper"], **GROUP}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TypeVar
 
+from ...utils.chance import chance
 from ...utils.clock import clock, sleep
 
 R = TypeVar("R")
@@ -29,7 +29,7 @@ class Backoff:
     def pause(self, minimum: float = 0.0) -> float | None:
         """Seconds before the next attempt; None if that would come after the deadline."""
         longest = min(self._limit, self._longest)
-        pause = max(minimum, random.uniform(0, longest) if self._is_random else longest)
+        pause = max(minimum, chance.uniform(0, longest) if self._is_random else longest)
         self.attempts += 1
         self._limit *= 2
         return pause if clock() + pause < self.deadline else None

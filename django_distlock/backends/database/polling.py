@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
+from ...utils.chance import chance
 from ...utils.clock import clock
 from ..common.timing import Timing
 from .sql import QueuePosition
@@ -36,8 +35,8 @@ class PollBackoff:
 
     def next_pause(self) -> float:
         """Seconds until the next look."""
-        longest = self._timing.poll_interval_longest * random.uniform(0.7, 1)
-        pause = self._pause * (1 + self._seen.waiters_before) * random.uniform(0.7, 1.3)
+        longest = self._timing.poll_interval_longest * chance.uniform(0.7, 1)
+        pause = self._pause * (1 + self._seen.waiters_before) * chance.uniform(0.7, 1.3)
         return min(self.remaining, longest, pause)
 
     def update(self, position: QueuePosition) -> None:

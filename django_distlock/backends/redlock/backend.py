@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -14,6 +13,7 @@ from redis.exceptions import MaxConnectionsError
 from ...exceptions import LockBackendError
 from ...types import CheckResult, Grant, LockInfo, LockRequest, Outage, Slot
 from ...utils import fork
+from ...utils.chance import chance
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 from ...utils.events import about_event
@@ -112,7 +112,7 @@ class RedlockBackend(GeneratorBackend):
     def _delay(self, timeout: float) -> float:
         # Random, so that requests that each got some of the nodes do not collide again.
         shortest, longest = self.option["retry_delay"]
-        return min(timeout, random.uniform(shortest, longest))
+        return min(timeout, chance.uniform(shortest, longest))
 
     def _release(self, request: LockRequest, cooldown: float, force: bool) -> Steps[bool]:
         self._longest_ttl = max(self._longest_ttl, cooldown)

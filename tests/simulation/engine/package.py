@@ -99,6 +99,7 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
     from django_distlock.core.detached import Detached
     from django_distlock.core.registry import locks
     from django_distlock.utils import clock, fork, threads
+    from django_distlock.utils.chance import chance as package_chance
 
     from .loop import SelectorsModule
     from .network import Poll, SocketModule
@@ -131,7 +132,8 @@ def enter(scheduler: Scheduler, network: Network, settings: dict[str, Any]) -> N
     fork.pid = _pid
     _resets.extend([*fork._functions, *(MethodType(method, owner) for owner, method in fork._methods.items())])
     fork.in_child = _in_child
-    random.seed(scheduler.random.random())
+    random.seed(scheduler.random.random())  # of others; the package has its own
+    package_chance.seed(scheduler.random.random())
 
     def from_text(text: str, read: Any = Detached.from_text) -> Detached:
         """It is adopted by the process that reads it, whose backend has its alias."""

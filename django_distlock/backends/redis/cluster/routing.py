@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -22,6 +21,7 @@ from redis.exceptions import (
 )
 
 from ....types import NOT_WAITING
+from ....utils.chance import chance
 from ....utils.clock import clock
 from ....utils.drive import Call, Steps
 from ....utils.text import printable
@@ -88,7 +88,7 @@ class SlotMap:
     def nodes_to_ask(self) -> list[Address]:
         """Nodes to ask for the slots of all nodes; in random order, because one may be cut off from the others."""
         nodes = [*dict.fromkeys((*self._nodes, *self._named()))]
-        known = random.sample(nodes, len(nodes))
+        known = chance.sample(nodes, len(nodes))
         known += [seed for seed in self._seeds if seed not in nodes]
         return sorted(known, key=self.unresponsive.__contains__)
 
