@@ -99,6 +99,12 @@ class AsyncNode(NodeState):
                 await connection.send_packed_command([b"".join(SCRIPT_LOADS)], check_health=False)
                 for _ in SCRIPT_LOADS:
                     await connection.read_response(disable_decoding=True)
+            self._reader = reader = asyncio.create_task(
+                self._read(connection), name=f"distlock-read-{self.location.text}"
+            )
+            await asyncio.sleep(0)  # a task that is cancelled before it has begun closes nothing
+            if reader.done():
+                raise ConnectionError("it ended at once")
         except Exception as error:  # raised to all callers of the node
             if connection is not None:
                 await connection.disconnect(nowait=True)
@@ -109,7 +115,6 @@ class AsyncNode(NodeState):
             raise
         else:
             self.connection = connection
-            self._reader = asyncio.create_task(self._read(connection), name=f"distlock-read-{self.location.text}")
             self.connected()
 
     async def _read(self, connection: Any) -> None:

@@ -1510,6 +1510,25 @@ class TestEventLoops:
             asyncio.run(main())
         assert redlock_locks.look(["name"]) == [[]]
 
+    def test_what_connects_as_the_loop_ends_leaves_no_connection(self, redlock_locks):
+        """asyncio.run() cancels all tasks, also those that are to read from a connection and have not begun."""
+
+        def make(loop, coroutine, **options):
+            task = asyncio.Task(coroutine, loop=loop, **options)
+            if getattr(coroutine, "__qualname__", "") == "AsyncNode._read":
+                for each in (task, *asyncio.all_tasks(loop)):
+                    each.cancel()
+            return task
+
+        async def main():
+            asyncio.get_running_loop().set_task_factory(make)
+            await lock("name").alocked()
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
+        locks.close()
+        gc.collect()  # pytest tells of what was not closed
+
 
 def _clients(nodes):
     return [{one["id"] for one in node.client_list()} for node in nodes]
