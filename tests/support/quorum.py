@@ -13,18 +13,25 @@ import redis
 
 from django_distlock.types import Grant, LockRequest
 from example_project.valkey import Valkey
-from tests.support.tools import eventually
+from tests.support.tools import eventually, lock_request
 
 
-def spread(backend: Any, taken: LockRequest) -> None:
-    """Ask for a lease again until all five nodes have it: at first some may not be connected yet."""
+def spread(backend: Any, taken: LockRequest, nodes: int = 5) -> None:
+    """Ask for a lease again until that many nodes have it: at first some may not be connected yet."""
 
     def is_everywhere() -> bool:
         assert isinstance(backend.acquire(taken, queue=False), Grant)
         [leases] = backend.look([taken.name])
-        return [info.nodes for info in leases] == [5]
+        return [info.nodes for info in leases] == [nodes]
 
     eventually(is_everywhere)
+
+
+def connect_all(backend: Any, nodes: int = 5) -> None:
+    """Return when that many nodes are connected, and will be asked."""
+    taken = lock_request("connects")
+    spread(backend, taken, nodes)
+    backend.release(taken)
 
 
 class Quorum:

@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from django_distlock import LockBackendError, LockNotAcquired, State, aadopt, adopt, lock, locks
+from django_distlock.backends.common import selftest
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redlock import connections
@@ -33,7 +34,7 @@ from django_distlock.utils.clock import clock
 from tests.support.inside import client_of, clients_of_loops, nodes_of
 from tests.support.leases import lease_of, request_of, wait_for_renewal
 from tests.support.programs import ROOT
-from tests.support.quorum import Quorum, spread
+from tests.support.quorum import Quorum, connect_all, spread
 from tests.support.scripted import Scripted
 from tests.support.tools import (
     ALLOWANCE,
@@ -50,6 +51,8 @@ pytestmark = pytest.mark.slow
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 FREE, TAKEN, FAILED, PENDING = "free", "taken", "failed", "pending"
+# Of nodes that answer, or refuse at once: on a busy machine, either may take long.
+PATIENT = {"node_timeout": 2 * PATIENCE, "socket_connect_timeout": 2 * PATIENCE}
 PATTERNS = list(itertools.product((FREE, TAKEN, FAILED), repeat=5))
 
 
@@ -89,8 +92,8 @@ def configured(settings):
 
 @pytest.fixture
 def patient_locks(nodes, five_valkeys, configured):
-    """The same, whose nodes fail by what they answer alone: on a busy machine an answer may take long."""
-    return configured([server.url for server in five_valkeys], OPTIONS={"node_timeout": PATIENCE})
+    """The same, whose nodes fail by what they answer alone."""
+    return configured([server.url for server in five_valkeys], OPTIONS=PATIENT)
 
 
 def prepare(nodes, name, pattern):
@@ -120,6 +123,7 @@ class TestEveryPattern:
 
     def test_on_real_nodes(self, nodes, patient_locks, calls):
         backend = calls(patient_locks)
+        connect_all(backend)
         for number, pattern in enumerate(PATTERNS):
             name = f"pattern:{number}"
             other = prepare(nodes, name, pattern)
@@ -206,7 +210,7 @@ class TestNumbers:
                 node.delete("lock:name")
 
 
-LONG_TIMEOUT = {"TTL": 10 * PATIENCE, "OPTIONS": {"node_timeout": 2 * PATIENCE, "socket_connect_timeout": 2 * PATIENCE}}
+LONG_TIMEOUT = {"TTL": 10 * PATIENCE, "OPTIONS": PATIENT}
 
 
 class TestOneDeadOneHung:
@@ -1080,11 +1084,11 @@ class TestOpeningConnections:
         return lambda backend: [at for location, at in moments if any(location is own for own in backend.locations)]
 
     @pytest.fixture
-    def refusing(self, quorum, configured):
+    def refusing(self, quorum, configured, long_calls):
         """Three of its five nodes refuse connections."""
         for number in range(3):
             quorum.kill(number)
-        return configured(quorum.urls)
+        return configured(quorum.urls, OPTIONS=PATIENT)
 
     def test_a_majority_that_refuses_is_asked_again_in_the_background_at_a_pace(self, quorum, tried, refusing, calls):
         with pytest.raises(LockBackendError, match="3 of 5 nodes failed"):
@@ -1613,34 +1617,44 @@ def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkey
 
 
 class TestCheck:
+    @pytest.fixture
+    def patient(self, configured, calls, monkeypatch):
+        """Its nodes are connected, and have all the time to answer."""
+        monkeypatch.setattr(selftest, "TTL", 2 * PATIENCE)
+
+        def patient(urls, connected, **entry):
+            backend = calls(configured(urls, OPTIONS=PATIENT, **entry))
+            connect_all(backend, connected)
+            return backend
+
+        return patient
+
     def test_nodes_that_are_old_enough(self, five_valkeys, configured, calls):
-        backend = configured([server.url for server in five_valkeys], TTL=1)
+        backend = configured([server.url for server in five_valkeys], TTL=1, OPTIONS=PATIENT)
         eventually(lambda: {finding.level for finding in calls(backend).check()} == {Level.OK})
 
-    def test_a_node_younger_than_the_longest_ttl(self, quorum, configured, calls):
-        findings = [
-            finding for finding in calls(configured(quorum.urls, TTL=3600)).check() if finding.about == "uptime"
-        ]
+    def test_a_node_younger_than_the_longest_ttl(self, quorum, patient):
+        findings = [finding for finding in patient(quorum.urls, 5, TTL=3600).check() if finding.about == "uptime"]
         assert len(findings) == 5
         for node, finding in zip(quorum.nodes, findings, strict=True):
             assert not finding.is_error
             assert str(node.socket) in finding.message
             assert "less than the longest TTL of 3600 s" in finding.message
 
-    def test_one_server_under_two_names(self, five_valkeys, configured, calls, tmp_path):
+    def test_one_server_under_two_names(self, five_valkeys, patient, tmp_path):
         urls = [server.url for server in five_valkeys[:3]]
         other_name = tmp_path / "s"
         other_name.symlink_to(five_valkeys[0].socket)
-        backend = calls(configured([*urls, f"unix://{other_name}?db=1"]))
+        backend = patient([*urls, f"unix://{other_name}?db=1"], 4)
         [finding] = [finding for finding in backend.check() if finding.is_error]
         assert "are one server, which then has 2 votes" in finding.message
 
-    def test_a_node_that_does_not_answer_and_one_that_evicts(self, quorum, configured, calls):
+    def test_a_node_that_does_not_answer_and_one_that_evicts(self, quorum, patient):
         quorum.kill(0)
         with redis.Redis.from_url(quorum.urls[1]) as client:
             client.config_set("maxmemory", 10**9)
             client.config_set("maxmemory-policy", "allkeys-lru")
-        errors = [finding.message for finding in calls(configured(quorum.urls)).check() if finding.is_error]
+        errors = [finding.message for finding in patient(quorum.urls, 4).check() if finding.is_error]
         assert len(errors) == 2
         assert "does not answer" in errors[0]
         assert "may evict locks" in errors[1]
