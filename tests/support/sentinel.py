@@ -18,10 +18,10 @@ import redis
 from django_distlock import lock
 from example_project.valkey import binary
 from tests.support.ports import free_port
+from tests.support.tools import PATIENCE
 
 SERVICE = "mymaster"
 DOWN_AFTER = 0.6  # seconds without an answer after which a sentinel takes the master for dead
-PATIENCE = 15.0
 
 
 class Process:
@@ -138,7 +138,7 @@ class Watched:
 
     @staticmethod
     def _until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + 3 * PATIENCE
         while True:
             try:
                 if condition():

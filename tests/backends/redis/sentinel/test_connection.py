@@ -14,6 +14,7 @@ import pytest
 from django_distlock import LockBackendError, LockLost, State, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.signals import lock_lost
+from django_distlock.testing.tools import SyncCalls
 from django_distlock.types import Grant, LockInfo
 from tests.support import scripted, sentinel
 from tests.support.clocks import faked_clock
@@ -28,11 +29,12 @@ from tests.support.tools import (
     inbox_of_a_waiter,
     lock_request,
     queue_of,
+    take_no_waiter_for_dead,
 )
 
 pytestmark = pytest.mark.once
 
-WAIT = 20  # seconds; a failover takes two
+WAIT = 2 * PATIENCE  # seconds; a failover takes two
 
 WAITER = """
 import sys
@@ -41,7 +43,9 @@ settings.configure(DISTRIBUTED_LOCKS={"default": {
     "BACKEND": "django_distlock.backends.redis.RedisBackend",
     "OPTIONS": {"sentinels": [("127.0.0.1", int(port)) for port in sys.argv[1:]], "service_name": "mymaster"}}})
 from django_distlock import lock, locks
-mutex = lock("name", wait=20)
+from django_distlock.backends.common.timing import Timing
+Timing.unresponsive_after = Timing.grant_ttl = Timing.waiter_expires_after = 60.0
+mutex = lock("name", wait=60)
 print("waits" if lock("name").locked() else "free", flush=True)
 with mutex as lease:
     print(lease.fence, flush=True)
@@ -91,12 +95,17 @@ class TestFailoverWhileHeld:
     @pytest.mark.parametrize("how", ["kill", "stop", "operator"])
     def test_a_replicated_lease_goes_on(self, watched, use, how, caplog):
         use(watched)
-        with lock("name", ttl=4.5) as lease:  # renewed every one and a half seconds
+        with lock("name", ttl=20) as lease:  # renewed every seven seconds
             old, new = end(watched, how)
             with new.client() as client:
-                eventually(lambda: lease.token in client.get("lock:name"))
-                renewed = client.pttl("lock:name")
-                eventually(lambda: client.pttl("lock:name") > renewed)
+                eventually(lambda: lease.token in (client.get("lock:name") or ""))
+                looks = [client.pttl("lock:name")]
+
+                def is_renewed():
+                    looks.append(client.pttl("lock:name"))
+                    return looks[-1] > looks[-2]
+
+                eventually(is_renewed)
             eventually(lambda: lease.state is State.HELD)
             assert lock("name").locked()
             lease.ensure_held()
@@ -181,10 +190,11 @@ class TestFailoverWhileHeld:
 
 class TestFailoverWhileWaiting:
     @pytest.mark.parametrize("how", ["kill", "stop"])
-    def test_all_get_their_turn_on_the_new_master(self, watched, use, how):
+    def test_all_get_their_turn_on_the_new_master(self, watched, use, how, monkeypatch):
         """Threads, tasks and processes; the order of places is kept as far as it was replicated."""
+        take_no_waiter_for_dead(monkeypatch)
         use(watched)
-        held, fences = lock("name", ttl=20), []
+        held, fences = lock("name", ttl=WAIT), []
         held.acquire()
 
         def wait():
@@ -213,12 +223,11 @@ class TestFailoverWhileWaiting:
             with new.client() as client:
                 eventually(lambda: client.zcard("lock|q:name") == 3)
                 eventually(lambda: len(client.pubsub_shardchannels("lock|in:*")) == 3)
-            held.release()
-            began = time.monotonic()
-            for thread in threads:
-                thread.join(WAIT)
-            fences += [int(process.stdout.readline()) for process in processes]
-            assert time.monotonic() - began < 3  # woken, none has to wait for the end of a grant
+            with ending_within(3):  # woken, none has to wait for the end of a grant
+                held.release()
+                for thread in threads:
+                    thread.join(WAIT)
+                fences += [int(process.stdout.readline()) for process in processes]
             assert len(set(fences)) == 6
         finally:
             for process in processes:
@@ -468,8 +477,7 @@ class TestAMasterThatRefuses:
                 old, new = end(watched, "kill")
                 waiters = [threads.submit(take, "new"), threads.submit(take, "held")]
                 waiters.append(threads.submit(asyncio.run, atake("held")))
-                with pytest.raises(LockBackendError, match="too few replicas follow this server"):
-                    lock("other", wait=0).acquire()
+                eventually(lambda: "too few replicas follow this server" in refusal())
                 with new.client() as client:
                     refused = client.info("errorstats")["errorstat_NOREPLICAS"]["count"]
                     eventually(lambda: client.info("errorstats")["errorstat_NOREPLICAS"]["count"] > refused + 1)
@@ -477,6 +485,13 @@ class TestAMasterThatRefuses:
                 assert waiters[0].result(60)
                 held.release()
                 assert all(waiter.result(60) > held.fence for waiter in waiters[1:])
+
+
+def refusal(calls=SyncCalls):
+    """Of a lock for which nobody waits: on a busy machine, another part of the way may fail first."""
+    with pytest.raises(LockBackendError) as caught:
+        calls(lock("other", wait=0)).acquire()
+    return str(caught.value)
 
 
 @contextmanager
@@ -516,5 +531,4 @@ class TestAMasterThatIsSilent:
         options = settings.DISTRIBUTED_LOCKS["default"]["OPTIONS"]
         del options["sentinels"][1:]
         message = f"127.0.0.1:{silent.port}, which the sentinels name as the master, does not answer"
-        with pytest.raises(LockBackendError, match=message):
-            calls(lock("name", wait=0)).acquire()
+        eventually(lambda: message in refusal(calls))
