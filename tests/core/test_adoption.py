@@ -773,7 +773,7 @@ class TestCelery:
         done = tmp_path / "done"
 
         def post():
-            return run(["-c", REQUESTS, done], env=environment, timeout=60).stdout.strip()
+            return run(["-c", REQUESTS, done], env=environment, timeout=4 * PATIENCE).stdout.strip()
 
         command = ["-m", "celery", "-A", "export_project", "worker", "-c", "1", "-l", "WARNING"]
         worker = Program(
@@ -782,10 +782,10 @@ class TestCelery:
             start_new_session=True,
         )  # fmt: skip
         try:
-            eventually((tmp_path / "ready").exists, 60)
+            eventually((tmp_path / "ready").exists, 4 * PATIENCE)
             begun = tmp_path / "done.begun"
             assert post() == "202"
-            pid = eventually(lambda: begun.exists() and begun.read_text(), 30)
+            pid = eventually(lambda: begun.exists() and begun.read_text(), 2 * PATIENCE)
             time.sleep(2.5)  # longer than the TTL
             assert post() == "409"
             [[info]] = backend.look(["export:7"])

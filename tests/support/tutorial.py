@@ -30,7 +30,10 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 from django.utils.html import strip_tags
 
-from tests.support.tools import PATIENCE, eventually
+from tests.support import tools
+from tests.support.tools import eventually
+
+PATIENCE = 6 * tools.PATIENCE  # seconds; a command may install packages
 
 STEPS = re.compile(
     "|".join(
@@ -115,7 +118,7 @@ class Terminal:
             return re.compile(pattern_of(shown)).match(self._printed(), self._seen)
 
         try:
-            self._seen = eventually(found).end()
+            self._seen = eventually(found, PATIENCE).end()
         except AssertionError as error:
             raise AssertionError(f"to be printed:\n{shown}\nin\n{self._printed()[self._seen :]}") from error
 

@@ -15,11 +15,12 @@ import redis
 from celery import Celery
 
 from example_project.valkey import Valkey
+from tests.support import tools
 from tests.support.forkserver import Program
 from tests.support.programs import ROOT
 from tests.support.tools import eventually
 
-STARTS_WITHIN = 60.0  # seconds; several may start at once on a busy machine
+PATIENCE = 4 * tools.PATIENCE  # seconds, also for a worker to start: several may start at once on a busy machine
 
 
 class Worker:
@@ -78,7 +79,7 @@ class Worker:
                 cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
-            eventually(lambda: self.journal(self.name) or self._died(), STARTS_WITHIN)
+            eventually(lambda: self.journal(self.name) or self._died(), PATIENCE)
         except BaseException:
             self.stop()
             raise AssertionError(f"the worker did not start: {self.log()[-3000:]}") from None
@@ -100,7 +101,7 @@ class Worker:
         lines = [json.loads(line) for line in self._book.lrange(f"journal:{name}", 0, -1)]
         return [line for line in lines if what in (None, line["what"])]
 
-    def ran(self, name: str, times: int = 1, patience: float = 30) -> dict:
+    def ran(self, name: str, times: int = 1, patience: float = PATIENCE) -> dict:
         """Waits for that many runs and returns the last."""
         return eventually(lambda: len(runs := self.journal(name, "run")) >= times and runs, patience)[-1]
 
@@ -113,7 +114,7 @@ class Worker:
         stored = self._results.get(f"celery-task-meta-{task_id}")
         return json.loads(stored) if stored else {"status": "PENDING"}
 
-    def ended(self, task_id: str, patience: float = 30) -> dict:
+    def ended(self, task_id: str, patience: float = PATIENCE) -> dict:
         return eventually(
             lambda: (result := self.result(task_id))["status"] in ("SUCCESS", "FAILURE", "REVOKED") and result, patience
         )
