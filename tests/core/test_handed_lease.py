@@ -201,6 +201,7 @@ class TestTaken:
         waiter = waiting()
         eventually(lambda: store.zcard("lock|q:name") == 1)
         [request] = queue_of(locks["default"]).line("name")
+        eventually(lambda: request.place)  # before, it has not asked yet either
         request.event.set()
         eventually(lambda: request.placed_at < 0)
         other.release()
