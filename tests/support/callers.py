@@ -16,7 +16,7 @@ class Caller:
 
     numbers = count(1)
 
-    def __init__(self, using="default", *, wait=15.0, ttl=30.0, as_task=False, name="name", stays=True):
+    def __init__(self, using="default", *, wait=4 * PATIENCE, ttl=30.0, as_task=False, name="name", stays=True):
         self.handle = lock(name, using=using, wait=wait, ttl=ttl, on_lost="log")
         self.go = threading.Event()
         self.ended = threading.Event()
