@@ -10,7 +10,7 @@ import pytest
 from django_distlock import lock
 from django_distlock.celery.messages import HEADER
 from django_distlock.celery.tasks import REQUEUES
-from tests.support.deliveries import Shop, shop_in_rabbitmq
+from tests.support.deliveries import DELIVERED_WITHIN, Shop, shop_in_rabbitmq
 from tests.support.tools import eventually
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("locmem_locks")]
@@ -24,7 +24,7 @@ def shop(rabbitmq):
 
 def test_a_retry_waits_in_a_quorum_queue_for_whole_seconds(shop):
     sent = shop.task(on_busy="retry").delay()
-    message = eventually(shop.next, 60)
+    message = eventually(shop.next, DELIVERED_WITHIN)
     with ThreadPoolExecutor(1) as pool:
         other = lock("work")
         pool.submit(other.acquire).result()
@@ -33,7 +33,7 @@ def test_a_retry_waits_in_a_quorum_queue_for_whole_seconds(shop):
         assert shop.result(sent.id)[0] == "RETRY"
         pool.submit(other.release).result()
     assert shop.next() is None
-    again = eventually(shop.next, 60)
+    again = eventually(shop.next, DELIVERED_WITHIN)
     assert time.monotonic() - sent_at > 0.9
     assert again.headers[REQUEUES] == 1
     assert again.headers[HEADER] == message.headers[HEADER]

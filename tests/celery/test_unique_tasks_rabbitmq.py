@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_distlock import locks
-from tests.support.deliveries import UniqueShop, shop_in_rabbitmq
+from tests.support.deliveries import DELIVERED_WITHIN, UniqueShop, shop_in_rabbitmq
 from tests.support.tools import eventually
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("locmem_locks")]
@@ -27,7 +27,7 @@ def test_it_is_queued_and_run_once(shop):
     sent = task.delay(7)
     assert task.delay(7).id == sent.id
     assert 900 < remaining() <= 1000
-    shop.deliver(eventually(shop.next, 60))
+    shop.deliver(eventually(shop.next, DELIVERED_WITHIN))
     assert shop.next() is None
     assert shop.runs == [(7, 0)]
     assert task.unique_find(7) is None
@@ -46,11 +46,11 @@ def test_what_a_lost_connection_delivers_again_is_run_once(shop):
 def test_a_retry_keeps_the_name_while_it_waits(shop):
     task = shop.unique(ttl=1000)
     sent = task.delay(7, "retry soon")
-    shop.deliver(eventually(shop.next, 60))
+    shop.deliver(eventually(shop.next, DELIVERED_WITHIN))
     found = task.unique_find(7)
     assert (found.task_id, found.state) == (sent.id, "queued")
     assert 900 < remaining() <= 1001
-    shop.deliver(eventually(shop.next, 60))
+    shop.deliver(eventually(shop.next, DELIVERED_WITHIN))
     assert shop.runs == [(7, 0), (7, 1)]
     assert shop.result(sent.id) == ("SUCCESS", "retry soon")
     assert task.unique_find(7) is None

@@ -14,7 +14,7 @@ from tests.support.tools import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.usefixtures("the_locks")]
 
-PATIENCE = 120.0  # seconds in which a broker starts and its clients find it
+PATIENCE = 240.0  # seconds in which a broker starts and its clients find it
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -45,7 +45,7 @@ class Queue:
         self.worker.ran(self.names[0], patience=PATIENCE)
         self.sent = [first, *(self.task.delay(name) for name in self.names[1:])]
         if broker.known:
-            eventually(lambda: broker.known(self.worker.queue) == 2)
+            eventually(lambda: broker.known(self.worker.queue) == 2, PATIENCE)
 
     def ask_for_more_while_it_is_away(self):
         assert [self.task.delay(name).id for name in self.names] == [each.id for each in self.sent]

@@ -16,7 +16,9 @@ from kombu.transport.native_delayed_delivery import (
 
 from django_distlock import distributed_lock
 from django_distlock.celery import UniqueTask, unique
-from tests.support.tools import eventually
+from tests.support.tools import PATIENCE, eventually
+
+DELIVERED_WITHIN = 4 * PATIENCE  # seconds
 
 
 class Shop:
@@ -49,7 +51,7 @@ class Shop:
             self.runs.append((task.request.id, task.request.retries))
             if what == "wait":
                 self.is_working.set()
-                assert self.go.wait(30)
+                assert self.go.wait(DELIVERED_WITHIN)
             elif what == "retry" and not task.request.retries:
                 raise task.retry(countdown=0)
             elif what == "retry without raising" and task.request.retries < 2:
@@ -81,10 +83,10 @@ class Shop:
 
     def lose_connection(self):
         """With the message that is next, unacknowledged. Returns it, and the copy that the broker delivers."""
-        first = eventually(lambda: self.next(no_ack=False), 60)
+        first = eventually(lambda: self.next(no_ack=False), DELIVERED_WITHIN)
         self.connection.close()
         self.connection = self.app.connection_for_write()
-        copy = eventually(lambda: self.next(no_ack=False), 60)
+        copy = eventually(lambda: self.next(no_ack=False), DELIVERED_WITHIN)
         assert (first.delivery_info["redelivered"], copy.delivery_info["redelivered"]) == (False, True)
         return first, copy
 
@@ -105,7 +107,7 @@ class UniqueShop(Shop):
             self.runs.append((number, task.request.retries))
             if what == "wait":
                 self.is_working.set()
-                assert self.go.wait(30)
+                assert self.go.wait(DELIVERED_WITHIN)
             elif what == "raise":
                 raise ValueError(what)
             elif what == "retry" and not task.request.retries:

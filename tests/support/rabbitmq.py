@@ -18,7 +18,7 @@ from tests.support.programs import processes_of
 from tests.support.tools import eventually
 
 PLACES = "/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/sbin"
-STARTS_WITHIN = 120.0  # seconds, on a busy machine
+STARTS_WITHIN = 240.0  # seconds, on a busy machine
 NEVER_SPIN = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none"  # schedulers that wait for work leave the processor
 
 
@@ -102,8 +102,8 @@ class RabbitMQ:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self._daemon.kill()
-        self.process.wait(30)
-        self._daemon.wait(30)
+        self.process.wait(STARTS_WITHIN)
+        self._daemon.wait(STARTS_WITHIN)
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

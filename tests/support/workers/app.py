@@ -22,7 +22,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.workers.settings"
 app = Celery("workers")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.update(settings.PLAN["conf"])
-LONG = 30  # seconds of TTL, far longer than any test waits for a lock that is freed at once
+LONG = 120  # seconds of TTL, far longer than any test waits for a lock that is freed at once
 
 
 def write(name, what, **about):
@@ -35,7 +35,7 @@ def journal():
     return redis.Redis.from_url(settings.PLAN["journal"], socket_timeout=5, decode_responses=True)
 
 
-def wait_for_word(name, patience=60.0):
+def wait_for_word(name, patience=240.0):
     """Works, in Python's own code, until the test says go."""
     deadline = time.monotonic() + patience
     with journal() as book:
