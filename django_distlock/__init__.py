@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .core.assertions import assert_locked, current_lease
 from .core.lease import Lease
 from .core.lock import Lock, lock
 from .core.registry import LockBackends, locks
@@ -24,6 +23,7 @@ from .version import VERSION
 
 if TYPE_CHECKING:
     from .core.adoption import AdoptedLease, aadopt, adopt
+    from .core.assertions import assert_locked, current_lease
     from .core.group import Leases, LockGroup, lock_all
     from .core.leader import Leadership, leader
     from .decorators import distributed_lock, skip
@@ -70,6 +70,7 @@ __all__ = [
 # Each module is imported when one of its names is first used, because a process that does without them starts sooner.
 _MODULES = {
     "core.adoption": ("AdoptedLease", "aadopt", "adopt"),
+    "core.assertions": ("assert_locked", "current_lease"),
     "core.group": ("Leases", "LockGroup", "lock_all"),
     "core.leader": ("Leadership", "leader"),
     "decorators": ("distributed_lock", "skip"),

@@ -22,11 +22,13 @@ from .events import about_request
 from .holds import BY_WITH, Hold, Holds, had_by, remember
 from .lease import Lease
 from .own_leases import OwnLeases
-from .registry import Service, hint_at_local_memory
+from .registry import hint_at_local_memory
 from .ungranted import UngrantedLease
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
+
+    from .service import Service
 
 logger = logging.getLogger("django_distlock")
 

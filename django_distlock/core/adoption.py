@@ -21,11 +21,12 @@ from ..utils.drive import Call, Steps, adrive, drive
 from .holds import Hold, remember
 from .lease import Lease
 from .lock import Lock, refuse_in_event_loop
-from .registry import Service, locks
+from .registry import locks
 
 if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend
     from .detached import Detached
+    from .service import Service
 
 CLOCKS_DIFFER = 300.0  # seconds at most between the wall clocks of two hosts
 

@@ -23,7 +23,6 @@ from ..utils.events import about_event
 from ..utils.other_words import answer_other_words
 from . import dropped, labels, transactions
 from .acquire import Acquisition
-from .forced import aforce_release, force_release
 from .holds import BY_CALL, BY_WITH, Hold, Holds, NothingToLeave
 from .lease import Lease, logger
 from .registry import DEFAULT_ALIAS, locks
@@ -235,15 +234,18 @@ class Lock:
         ``lock_forced``; default: the label that a holder would have. ``slot``: which slot to free; default: all.
         Raises LockBackendError.
         """
+        from .forced import force_release  # few processes need it
+
         by = by or labels.here(self._caller)
         freed = [force_release(info, by=by) for info in self.usage().leases if slot in (None, info.slot)]
         return any(freed)
 
     async def aforce_release(self, *, by: str = "", slot: int | None = None) -> bool:
         """``force_release()`` for tasks."""
+        from .forced import aforce_release
+
         by, usage = by or labels.here(self._caller), await self.ausage()
-        freed = [await aforce_release(info, by=by) for info in usage.leases if slot in (None, info.slot)]
-        return any(freed)
+        return any([await aforce_release(info, by=by) for info in usage.leases if slot in (None, info.slot)])
 
     def _backend_now(self) -> BaseLockBackend:
         """The backend that looks at the lock of this name, under the caller's prefix."""

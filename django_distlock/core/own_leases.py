@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..options import Terms
 from ..types import LockInfo, LockRequest
 from . import transactions
 from .holds import remembers
 from .lease import Lease
-from .registry import Service
+
+if TYPE_CHECKING:
+    from .service import Service
 
 
 class OwnLeases:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from django.apps import apps
@@ -24,13 +24,12 @@ from ..utils import fork
 from ..utils.events import about_event
 from ..utils.text import quoted
 from ..utils.threads import end_all
-from .lease import Lease
-from .local_queue import LocalQueue
-from .renewal import Renewer, mark_lost
 
 if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend
-    from ..backends.optional import JournalBackend
+    from .lease import Lease
+    from .renewal import Renewer
+    from .service import Service
 
 SETTING = "DISTRIBUTED_LOCKS"
 DEFAULT_ALIAS = "default"
@@ -121,31 +120,6 @@ def check_entries(**_: Any) -> list[CheckMessage]:
     return found
 
 
-class Service:
-    """What a process has for one alias: the backend, the renewer of its leases, and the queue of its waiters."""
-
-    __slots__ = ("ask_prefix", "backend", "journal", "queue", "renewer")
-
-    def __init__(self, backend: BaseLockBackend) -> None:
-        self.backend = backend
-        self.ask_prefix = backend.ask_prefix
-        self.queue = LocalQueue(backend.timing, backend.succeed)
-        self.journal = None
-        if backend.journal_length:
-            from .journal_writer import JournalWriter  # few processes need it
-
-            self.journal = JournalWriter(cast("JournalBackend", backend), backend.journal_length)
-        self.renewer = Renewer(backend, self.queue, self.journal)
-        backend.on_orphan = self.renewer.release_in_background
-        backend.template_of = self.renewer.template_of
-        backend.on_loss = self._lose
-
-    def _lose(self, token: str, reason: str) -> None:
-        """The store says that a lease is over."""
-        if lease := self.renewer.get(token):
-            mark_lost(lease, reason)
-
-
 class LockBackends:
     """``locks[alias]``: one backend per alias and process, built when first asked for."""
 
@@ -201,6 +175,8 @@ class LockBackends:
         with self._building:
             services = self._services  # if close() drops it meanwhile, the new service is for this call alone
             if alias not in services:
+                from .service import Service  # only a process that uses locks needs it
+
                 service = Service(self._build(alias))
                 self._renewers[service.renewer] = None
                 _watch_the_exit()

@@ -18,7 +18,7 @@ from ..types import Grant, LockInfo, LockRequest, current_execution
 from ..utils.clock import clock
 from .busy import slow_error
 from .lease import Lease
-from .registry import Service, locks
+from .registry import locks
 
 REMEDY = "Name an alias on Redis or on a database: unique(..., using=...)."
 
@@ -51,7 +51,7 @@ class Succession:
     """Leases of one alias that follow on one another. Raises InvalidLockBackend if its store cannot exchange leases."""
 
     def __init__(self, alias: str) -> None:
-        self.service: Service = locks.service(alias)
+        self.service = locks.service(alias)
         self.backend = self.service.backend
         if not isinstance(self.backend, ExchangeBackend):
             raise InvalidLockBackend(f"{refusal_of(self.backend)} {REMEDY}")

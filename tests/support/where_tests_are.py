@@ -36,7 +36,7 @@ THROUGH_OTHERS = [
         "what it limits are connections",
     ),
     ("backends.common.selftest", "management/commands/test_locks", "locks check runs it"),
-    ("backends.common.timing backends.dummy options", "core/test_registry", "what settings lead to"),
+    ("backends.common.timing backends.dummy core.service options", "core/test_registry", "what settings lead to"),
     ("celery.broker", "celery/test_beat_resending", "it shows in what a beat claims"),
     ("celery.run_now", "management/commands/test_beat_runs", "the command sends it"),
     ("monitoring.admin_runs", "monitoring/test_admin_beat", "actions of its page"),

@@ -12,8 +12,8 @@ PACKAGE = {
         "core", "exceptions", "formats", "journal", "names", "options", "signals", "types", "utils", "version",
     ],
     "core": [
-        "acquire", "assertions", "belief", "busy", "cleaning", "dropped", "events", "forced", "holds", "labels",
-        "lease", "local_queue", "lock", "own_leases", "registry", "renewal", "transactions", "ungranted",
+        "acquire", "belief", "busy", "dropped", "events", "holds", "labels", "lease", "lock", "own_leases", "registry",
+        "transactions", "ungranted",
     ],
     "utils": ["chance", "clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup"],
 }  # fmt: skip
@@ -21,6 +21,7 @@ GROUP = {"core": ["group"]}
 DECORATORS = {"": ["decorators"], "decorators": ["answers", "http", "key", "task_context", "wrapper"], **GROUP}
 SERVER = {
     "": ["backends", "grants", "runs"],
+    "core": ["cleaning", "local_queue", "renewal", "service"],
     "backends": ["base", "common", "optional", "redis", "twins"],
     "backends.common": [
         "attempts", "backoff", "breaker", "key_prefix", "per_loop", "permits", "readers", "selftest", "timing",
@@ -78,6 +79,7 @@ def test_the_package_loads_no_store_and_nothing_to_start_processes():
     ("used", "more"),
     [
         ("adopt, aadopt, AdoptedLease", {"core": ["adoption"]}),
+        ("assert_locked, current_lease", {"core": ["assertions"]}),
         ("lock_all, LockGroup, Leases", GROUP),
         ("leader, Leadership", {"core": ["leader"]}),
         ("distributed_lock, skip, respond", DECORATORS),
