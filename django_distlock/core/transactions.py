@@ -15,13 +15,12 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
 from asgiref.sync import AsyncToSync
 from django.core.signals import request_finished
 from django.db import connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic, TransactionManagementError
 
 from ..exceptions import LockTimeout
@@ -29,14 +28,18 @@ from ..journal import TRANSACTION
 from .holds import Retainer, raises_when_lost
 from .lease import Lease
 
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Transaction = ref[BaseDatabaseWrapper]  # the transaction that is open on a connection
+Transaction = ref["BaseDatabaseWrapper"]  # the transaction that is open on a connection
 
 
 # asgiref keeps the connections of each thread here. A call for each alias takes longer than the rest of a release.
 _of_thread = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]
+OF_TASKS = "cvar"  # here it keeps those of tasks
 _knows_threads = isinstance(_of_thread, threading.local)
 # asgiref keeps here which thread waits for a task. Its own method builds an error message if none does.
 _of_awaited_tasks = getattr(getattr(AsyncToSync.executors, "_storage", None), "_data", None)
@@ -49,8 +52,8 @@ def _initialized() -> Sequence[BaseDatabaseWrapper]:
         if not known:
             return ()
         if _get_running_loop() is None:
-            return [connection for connection in known.values() if isinstance(connection, BaseDatabaseWrapper)]
-        if "cvar" not in known:  # here asgiref keeps those of tasks
+            return [connection for alias, connection in known.items() if alias != OF_TASKS]
+        if OF_TASKS not in known:
             return []
     return connections.all(initialized_only=True)
 
