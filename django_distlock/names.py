@@ -19,11 +19,11 @@ from .utils.events import about_event
 LONGEST_VERBATIM = 200  # characters; a longer name keeps its beginning and gets a hash for the rest
 LONGEST_ACCEPTED = 10_000
 _KEPT = 160
-_SHORTENED = re.compile(rf".{{{_KEPT}}}~[0-9a-f]{{64}}", re.DOTALL)
+_SHORTENED = rf"(?s).{{{_KEPT}}}~[0-9a-f]{{64}}"
 
 OWN = "django_distlock."  # the beginning of the names of the package's own locks, in which it remembers something
 
-_UNFILLED = re.compile(r"\{(?:(?:\d+|[^\W\d]\w*)(?:[.\[!:][^{}]*)?)?\}")
+_UNFILLED = r"\{(?:(?:\d+|[^\W\d]\w*)(?:[.\[!:][^{}]*)?)?\}"
 
 _ALWAYS_ESCAPED = "%:{}"
 _DELIMITERS = ":{}"  # never in an escaped value, so they show where it ends
@@ -82,7 +82,7 @@ def _fixed_name(name: object) -> str:
 def _unfilled_field(text: str) -> str | None:
     """Returns the first field that is not inside other braces."""
     depth = end = 0
-    for field in _UNFILLED.finditer(text):
+    for field in re.finditer(_UNFILLED, text):
         depth += text.count("{", end, field.start()) - text.count("}", end, field.start())
         if depth <= 0:
             return field[0]
@@ -129,7 +129,7 @@ def stored_name(text: str, *, own: bool = True) -> str:
 
     Raises InvalidLockName.
     """
-    if _SHORTENED.fullmatch(text) and (own or not text.startswith(OWN)):
+    if re.fullmatch(_SHORTENED, text) and (own or not text.startswith(OWN)):
         return text
     return check_name(text, own=own)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from django.apps import apps
-from django.conf import settings
+from django.conf import global_settings, settings
 from django.core.checks import ERROR, WARNING, CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -64,7 +64,8 @@ def check_presence(**_: Any) -> list[CheckMessage]:
 def _look_alikes() -> str:
     from difflib import get_close_matches  # hardly any process needs it
 
-    names = [name for name in dir(settings) if name.isupper() and not name.startswith(f"{SETTING}_")]
+    unknown = {name for name in dir(settings) if name.isupper()} - {*dir(global_settings)}
+    names = sorted(name for name in unknown if not name.startswith(f"{SETTING}_"))
     found = [name for name in names if "DISTLOCK" in name or "DISTRIBUTED_LOCK" in name]
     found += get_close_matches(SETTING, [name for name in names if name not in found])
     return f", but {' and '.join(found)} {'is' if len(found) == 1 else 'are'}" if found else ""
