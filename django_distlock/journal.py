@@ -1,7 +1,6 @@
 """Records of a lock's past, and of the waiters in its queue now."""
 
-from __future__ import annotations
-
+# Annotations are no texts here, as in types.py.
 import enum
 import json
 from collections.abc import Iterable

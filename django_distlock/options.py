@@ -1,7 +1,6 @@
 """The options of a lock: their names, their defaults, and what their values may be."""
 
-from __future__ import annotations
-
+# Annotations are no texts here, as in types.py.
 import logging
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,6 @@
 """The values that locks and stores exchange: requests, grants, holders, results of checks."""
 
-from __future__ import annotations
-
+# Annotations are no texts here: Python would compile the text of each field of a named tuple, which takes long.
 import asyncio
 import enum
 import hashlib
@@ -283,21 +282,21 @@ class LockRequest:
         self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
         self.handed, self.placed_at = None, -inf
 
-    def copy(self, **changes: Any) -> LockRequest:
+    def copy(self, **changes: Any) -> "LockRequest":
         """A request that is the same but for these, and is woken by itself."""
         attributes = {**self.__dict__, **changes}
         attributes.pop("_event", None)
         attributes.pop("key")
         return LockRequest(**attributes)
 
-    def with_new_token(self) -> LockRequest:
+    def with_new_token(self) -> "LockRequest":
         """A copy of the request with another token, for a caller that gives this one back."""
         return self.copy(
             token=new_token(), slot=1, in_doubt=False, inbox="", place="", handed=None, placed_at=-inf,
             is_unconfirmed=False, longest_ttl=0.0, asking=False,
         )  # fmt: skip
 
-    def inherit(self, other: LockRequest) -> None:
+    def inherit(self, other: "LockRequest") -> None:
         """Take over the place in the store of one that stood before."""
         self.longest_ttl = max(self.longest_ttl, other.retires_for)
         # No calls: an exception that a handler of a signal raises must not come in between.
