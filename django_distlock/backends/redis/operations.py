@@ -167,9 +167,9 @@ class Operations:
             key, token, heads, script = self._keys.lease(request.key), request.token, RENEW_HEADS, RENEW
             if request.slot > 1:
                 key, heads, script = self._keys.others(request.key), RENEW_SLOT_HEADS, RENEW_SLOT
-            packed = f"${len(key)}\r\n{key}\r\n" if key.isascii() else pack_parts(key)
-            text = f"{heads[request.is_unconfirmed]}{packed}${len(token)}\r\n{token}\r\n{packed_ttl(ttl)}"
-            if request.is_unconfirmed:
+            length, is_unconfirmed = len(key) if key.isascii() else len(key.encode()), request.is_unconfirmed
+            text = f"{heads[is_unconfirmed]}${length}\r\n{key}\r\n${len(token)}\r\n{token}\r\n{packed_ttl(ttl)}"
+            if is_unconfirmed:
                 holder = request.holder.to_text()
                 text = f"{text}${len(holder)}\r\n{holder}\r\n"
             commands.append(Command(text.encode(), script, key))
