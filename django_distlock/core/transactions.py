@@ -39,7 +39,7 @@ Transaction = ref["BaseDatabaseWrapper"]  # the transaction that is open on a co
 
 # asgiref keeps the connections of each thread here. A call for each alias takes longer than the rest of a release.
 _of_thread = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]
-OF_TASKS = "cvar"  # here it keeps those of tasks
+OF_TASKS = "cvar"  # beside them, where it keeps those of tasks
 _knows_threads = isinstance(_of_thread, threading.local)
 # asgiref keeps here which thread waits for a task. Its own method builds an error message if none does.
 _of_awaited_tasks = getattr(getattr(AsyncToSync.executors, "_storage", None), "_data", None)
@@ -52,7 +52,8 @@ def _initialized() -> Sequence[BaseDatabaseWrapper]:
         if not known:
             return ()
         if _get_running_loop() is None:
-            return [connection for alias, connection in known.items() if alias != OF_TASKS]
+            aliases = connections.settings
+            return [connection for alias, connection in known.items() if alias in aliases]
         if OF_TASKS not in known:
             return []
     return connections.all(initialized_only=True)
