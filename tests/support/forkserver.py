@@ -239,12 +239,15 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the tests
     if not sys.flags.safe_path:
         sys.path[0] = str(ROOT)
+    from tests.support.quick_exit import keep_libraries
+
     for one_module in sys.argv[1:]:
         __import__(one_module)
     assert threading.active_count() == 1
     sys.path[:] = [path for path in sys.path if path not in (str(ROOT), *_paths())]
     import gc
 
+    keep_libraries()
     gc.collect()
     gc.freeze()
     _become(_serve(socket.socket(fileno=0)))
