@@ -10,7 +10,7 @@ from django.urls import include, path, reverse
 
 from django_distlock.admin import HeldLockAdmin
 from django_distlock.models import HeldLock
-from tests.support import admin_urls
+from tests import urls
 from tests.support.admin_pages import LIST, hold, key_of, names_in, release, said, use_admin
 from tests.support.tools import locked_names
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 TWO_PAGES = ("change", "delete")
-urlpatterns = [path("grappelli/", include("grappelli.urls")), *admin_urls.urlpatterns]
+urlpatterns = [path("grappelli/", include("grappelli.urls")), *urls.urlpatterns]
 
 
 @pytest.fixture(params=["jazzmin", "grappelli", "unfold"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import Permission, User
+from django.template.backends.django import DjangoTemplates
 from django.test import Client
 from django.utils.html import strip_tags
 
@@ -30,16 +32,26 @@ MIDDLEWARE = [
 
 
 def use_admin(settings: Any, *, apps: tuple[str, ...] = (), processors: tuple[str, ...] = ()) -> None:
-    settings.ROOT_URLCONF = "tests.support.admin_urls"
     settings.MIDDLEWARE = MIDDLEWARE
-    settings.INSTALLED_APPS = [*apps, *settings.INSTALLED_APPS]
+    if apps:
+        settings.INSTALLED_APPS = [*apps, *settings.INSTALLED_APPS]
     settings.TEMPLATES = [
         {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "BACKEND": f"{__name__}.{kept_templates.__name__}",
+            "NAME": "django",
             "APP_DIRS": True,
             "OPTIONS": {"context_processors": [*PROCESSORS, *processors]},
         }
     ]
+
+
+_kept: dict[str, DjangoTemplates] = {}
+
+
+def kept_templates(parameters: dict[str, Any]) -> DjangoTemplates:
+    """Django's, with what it has parsed for other tests: to parse them for each takes as long as to render them."""
+    key = repr((parameters, settings.INSTALLED_APPS, settings.DEBUG))
+    return _kept.get(key) or _kept.setdefault(key, DjangoTemplates(parameters))
 
 
 def hold(
