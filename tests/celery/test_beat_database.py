@@ -52,7 +52,7 @@ class TravellingWorld(World):
     @now.setter
     def now(self, moment):
         self._now = moment
-        self.traveller.move_to(moment)
+        self.traveller.shift(moment - datetime.now(UTC))  # to move it to a time sets the zone of the process anew
 
     def start(self, kind=DatabaseBeat, **options):
         return super().start(kind, max_interval=None, **options)
