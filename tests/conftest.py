@@ -104,6 +104,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)  # the rest is small, and what each test makes is mostly gone with it
         gc.enable()
 
 
