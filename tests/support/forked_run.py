@@ -56,7 +56,8 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
     """
     of_servers: dict[str, list[pytest.Item]] = {server: [] for server in (*DEAR, "")}
     for item in items:
-        of_servers[next((server for server in DEAR if server in item.nodeid.lower()), "")].append(item)
+        of = " ".join((item.nodeid, *getattr(item, "fixturenames", ()))).lower()
+        of_servers[next((server for server in DEAR if server in of), "")].append(item)
     modules = [list(tests) for _, tests in groupby(of_servers.pop(""), key=lambda item: item.path)]
     slow = [tests for tests in modules if any(item.get_closest_marker("slow") for item in tests)]
     quick = [item for tests in modules if tests not in slow for item in tests]
