@@ -380,6 +380,20 @@ def test_all_that_a_host_holds_is_released(page, backend):
     assert (locked_names(backend), locked_names(locks["batch"])) == (["order:3"], [])
 
 
+def test_a_click_is_not_lost_to_a_refresh_between_press_and_release(page, backend):
+    hold(backend, "order:1")
+    page.open(page.address)
+    hold(backend, "order:2")
+    place = page.place_of(checkbox("order:1"))
+    page.mouse("mousePressed", *place)
+    page.until("performance.getEntriesByType('resource').some((entry) => entry.initiatorType === 'fetch')")
+    page.until("new Promise((resolve) => setTimeout(() => resolve(true), 300))")  # nothing is replaced in this time
+    page.mouse("mouseReleased", *place)
+    page.until(f"document.querySelector({json.dumps(checkbox('order:1'))}).checked")
+    page.poll(lambda: "order:2" in page.texts(NAMES))
+    assert page.run(f"document.querySelector({json.dumps(checkbox('order:1'))}).checked")
+
+
 def test_a_list_that_takes_long_is_asked_for_less_often(page, backend, monkeypatch):
     hold(backend, "order:1")
     page.open(page.address)

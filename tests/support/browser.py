@@ -148,16 +148,23 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """With the mouse, where the element is; a page that this opens is not waited for."""
-        place = f"""(() => {{
+        place = self.place_of(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.mouse(kind, *place)
+
+    def place_of(self, selector: str) -> tuple[float, float]:
+        """The middle of an element, which is scrolled to."""
+        self.until("document.readyState === 'complete'")  # until then, elements move
+        x, y = self.run(f"""(() => {{
             const element = document.querySelector({json.dumps(selector)});
             element.scrollIntoView({{block: "center"}});
             const box = element.getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];
-        }})()"""
-        self.until("document.readyState === 'complete'")  # until then, elements move
-        x, y = self.run(place)
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        }})()""")
+        return x, y
+
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def text(self, selector: str = "body") -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))

@@ -67,6 +67,16 @@
         }
     }, true);
 
+    // A click is lost if its element is replaced between the press and the release of the button.
+    let clicked = Promise.resolve();
+    document.addEventListener("pointerdown", () => {
+        clicked = new Promise((resolve) => {
+            for (const end of ["pointerup", "pointercancel"]) {
+                document.addEventListener(end, () => setTimeout(resolve), { once: true, capture: true });
+            }
+        });
+    }, true);
+
     function checkboxOf(row) {
         return row.querySelector("input.action-select");
     }
@@ -148,6 +158,7 @@
             throw new Error(response.statusText || String(response.status));
         }
         const page = new DOMParser().parseFromString(await response.text(), "text/html");
+        await clicked;
         const one = document.querySelector(ONE);
         const table = document.getElementById("result_list");
         const freshOne = page.querySelector(ONE);
