@@ -142,7 +142,7 @@ def test_a_server_that_hangs_while_a_streamed_password_is_sent(settings):
     provider = Pushing("user", "former")
     with Scripted() as server:
         location = f"redis://127.0.0.1:{server.port}/0"
-        settings.DISTRIBUTED_LOCKS = redis_at(location, credential_provider=provider, socket_timeout=0.2)
+        settings.DISTRIBUTED_LOCKS = redis_at(location, credential_provider=provider, socket_timeout=2.0)
         lock("name").locked()
         server.fail(server.SILENCE, on=[b"AUTH"])
         provider.push("user", PASSWORD)

@@ -700,7 +700,7 @@ class TestTheServerRefuses:
         point_at(settings, valkey.url, max_connections=1, socket_timeout=1.0)
 
         async def one(number):
-            async with lock("name:{}", number, wait=None):
+            async with lock("name:{}", number, wait=None, ttl=600):
                 pass
 
         async def main():

@@ -17,7 +17,7 @@ from example_project.valkey import Valkey, binary
 from tests.support.proxy import Proxy
 from tests.support.servers import program_of
 from tests.support.stores import REDIS
-from tests.support.tools import ending_within, eventually, lock_request, renewer_of
+from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, renewer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 
@@ -97,15 +97,23 @@ on_both = pytest.mark.parametrize("start", ["valkey", "redis-server"], indirect=
 class TestBlocked:
     @contextmanager
     def busy(self, server, *command):
+        sent = threading.Event()
+
         def block():
-            with redis.Redis.from_url(server.url, socket_timeout=None) as client, suppress(redis.ResponseError):
-                client.execute_command(*command)
+            with redis.Redis.from_url(server.url, socket_timeout=None) as client:
+                connection = client.connection_pool.get_connection()
+                connection.send_command(*command)
+                sent.set()
+                with suppress(redis.ResponseError):
+                    connection.read_response()
 
         thread = threading.Thread(target=block)
         thread.start()
-        time.sleep(0.1)
-        yield
-        thread.join()
+        assert sent.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            thread.join()
 
     def test_for_a_moment_it_is_waited_for(self, start, calls):
         server = start("--enable-debug-command", "yes", socket_timeout=3)
@@ -119,9 +127,12 @@ class TestBlocked:
         server = start("--busy-reply-threshold", "50", socket_timeout=3)
         with lock("held", ttl=9) as lease:
             with self.busy(server, "EVAL", "while true do end", 0):
-                with pytest.raises(LockBackendError, match="a script keeps the server busy; end it with SCRIPT KILL"):
-                    calls(lock("name", wait=0.5)).acquire()
-                client(server).script_kill()
+                try:
+                    match = "a script keeps the server busy; end it with SCRIPT KILL"
+                    with pytest.raises(LockBackendError, match=match):
+                        calls(lock("name", wait=0.5)).acquire()
+                finally:
+                    client(server).script_kill()
             lease.renew()
 
 
