@@ -182,7 +182,8 @@ def work(session: pytest.Session, folder: Path, channel: Connection, of_others: 
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         pass  # the run is over
     finally:
-        config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
+        status = pytest.ExitCode.TESTS_FAILED if session.testsfailed else pytest.ExitCode.OK  # pytest keeps files then
+        config.hook.pytest_sessionfinish(session=session, exitstatus=status)
 
 
 class Reporter:

@@ -27,10 +27,12 @@ def server(tmp_path_factory):
     noted("ended")
 
 @pytest.mark.parametrize("number", range(40))
-def test_passes(number, server):
+def test_passes(number, server, tmp_path):
+    (tmp_path / "passed").touch()
     noted(f"test {number}")
 
-def test_fails(server):
+def test_fails(server, tmp_path):
+    (tmp_path / "failed").touch()
     assert 1 + 1 == 3
 
 def test_dies():
@@ -45,7 +47,7 @@ def run(tmp_path):
         (tmp_path / "test_it.py").write_text(TESTS)
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
-            env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(tmp_path)},
         )  # fmt: skip
         assert done.returncode == 1, done.stdout + done.stderr
         return done.stdout, Counter((tmp_path / "events").read_text().splitlines())
@@ -62,6 +64,12 @@ def test_each_runs_once_and_fixtures_of_the_session_end_in_each_process(run):
     folders = {event for event in events if event.startswith("started")}
     assert len(folders) == events.total() - 40 - events["ended"]  # each process has its own
     assert 2 <= events["ended"] <= len(folders) <= 4
+
+
+def test_files_of_tests_that_failed_are_kept(run, tmp_path):
+    run("-o", "tmp_path_retention_policy=failed")
+    assert len([*tmp_path.rglob("failed")]) == 1
+    assert not [*tmp_path.rglob("passed")]
 
 
 def test_after_a_failure_no_other_is_begun_where_that_is_wanted(run):
