@@ -42,7 +42,7 @@ class AsyncNode(NodeState):
         super().__init__(breaker, timing)
         self.location = location
         self.connection: Any = None
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[Exception] | None = None
         self._pending: deque[Exchange] = deque()
         self.connecting: asyncio.Task[None] | None = None
 
@@ -104,7 +104,7 @@ class AsyncNode(NodeState):
             )
             await asyncio.sleep(0)  # a task that is cancelled before it has begun closes nothing
             if reader.done():
-                raise ConnectionError("it ended at once")
+                raise reader.result()
         except Exception as error:  # raised to all callers of the node
             if connection is not None:
                 await connection.disconnect(nowait=True)
@@ -117,7 +117,8 @@ class AsyncNode(NodeState):
             self.connection = connection
             self.connected()
 
-    async def _read(self, connection: Any) -> None:
+    async def _read(self, connection: Any) -> Exception:
+        """Returns why the connection has ended."""
         try:
             while True:
                 try:
@@ -133,6 +134,7 @@ class AsyncNode(NodeState):
                     self.failure = None
         except (RedisError, OSError) as error:
             self._lose(error, connection)
+            return error
         finally:
             self._lose(Closed("the loop ends"), connection)
             await connection.disconnect(nowait=True)
@@ -147,7 +149,7 @@ class AsyncNode(NodeState):
             task.cancel()
 
     @property
-    def tasks(self) -> list[asyncio.Task[None]]:
+    def tasks(self) -> list[asyncio.Task[Any]]:
         return [task for task in (self._reader, self.connecting) if task and not task.done()]
 
     def _lose(self, error: Exception, connection: Any) -> None:

@@ -24,7 +24,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redlock import connections
 from django_distlock.backends.redlock.connections import ConnectionSet, Nodes, SelectPoll
-from django_distlock.backends.redlock.messages import Limits
+from django_distlock.backends.redlock.messages import SCRIPT_LOADS, Limits
 from django_distlock.backends.redlock.node_connection import NodeConnection
 from django_distlock.backends.redlock.quorum import Votes, fence_of, is_known
 from django_distlock.exceptions import InvalidLockBackend
@@ -1534,6 +1534,26 @@ class TestEventLoops:
             asyncio.run(main())
         locks.close()
         gc.collect()  # pytest tells of what was not closed
+
+    def test_a_connection_that_ends_at_once_says_why(self, redlock_locks, monkeypatch):
+        connected = Location.aconnected
+
+        async def ending(location):
+            """After the answers to what connects."""
+            connection = await connected(location)
+            read, replies = connection.read_response, itertools.count(1)
+
+            async def read_response(**options):
+                if next(replies) > len(SCRIPT_LOADS):
+                    raise redis.ConnectionError("Connection closed by server.")
+                return await read(**options)
+
+            connection.read_response = read_response
+            return connection
+
+        monkeypatch.setattr(Location, "aconnected", ending)
+        with pytest.raises(LockBackendError, match=r"Connection closed by server\."):
+            asyncio.run(lock("name").alocked())
 
 
 def _clients(nodes):
