@@ -120,7 +120,7 @@ class PostgresListener(WakeupListener):
             other.cursor() as others,
         ):
             first = _session(cursor)
-            asked = (cursor, others, cursor) * SESSION_CHECKS
+            asked = (cursor, others) * SESSION_CHECKS
             return all((_session(one) == first) == (one is cursor) for one in asked)
 
     def _give_up(self) -> None:
