@@ -11,6 +11,7 @@ from ...utils.drive import Call, Steps
 
 TTL = 60.0  # released at the end; a store that is slow has lost nothing
 ROUND_TRIPS = 5  # the fastest counts, because the first one opens a connection
+NAME = "distlock-check-"  # the beginning of the names of its locks
 SLOW = 0.05  # seconds; with longer round trips, locks slow down the code that they guard
 
 
@@ -20,7 +21,7 @@ def failed(error: LockBackendError) -> CheckResult:
 
 def new_request(prefix: str, name: str = "") -> LockRequest:
     """A request for a lock of that name, or of a name that nobody knows. ``prefix``: if KEY_PREFIX is a callable."""
-    name = name or f"distlock-check-{secrets.token_hex(4)}"
+    name = name or f"{NAME}{secrets.token_hex(4)}"
     return LockRequest(name, TTL, Holder.here("locks check"), prefix=prefix)
 
 

@@ -19,6 +19,7 @@ from ...utils.drive import Call, Steps
 from ...utils.events import about_event
 from ...utils.text import printable
 from ..base import named
+from ..common import selftest
 from ..common.per_loop import PerLoop
 from ..redis.breaker import ServerBreaker
 from ..redis.diagnostics import timeout_warnings
@@ -88,15 +89,15 @@ class RedlockBackend(GeneratorBackend):
         return frozenset(location.text for location in self.locations), self.ask_prefix or self.keys.prefix
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
-        longest = self._longest_ttl  # before the self-test, which uses another TTL
         limits = self._limits()._replace(despite_outage=True)
         exchanges = yield from self._run(lambda last_try: self._redlock.info(), limits)
-        return examine(self.locations, exchanges, longest)
+        return examine(self.locations, exchanges, self._longest_ttl)
 
     # The contract
 
     def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
-        self._longest_ttl = max(self._longest_ttl, request.ttl)
+        if request.ttl > self._longest_ttl and not request.name.startswith(selftest.NAME):  # which guards nothing
+            self._longest_ttl = request.ttl
         try:
             return (yield from self._run(partial(self._redlock.acquire, request), self._limits_of_attempt(request)))
         except BaseException as error:

@@ -1655,6 +1655,12 @@ class TestCheck:
         backend = configured([server.url for server in five_valkeys], TTL=1, OPTIONS=PATIENT)
         eventually(lambda: {finding.level for finding in calls(backend).check()} == {Level.OK})
 
+    def test_the_lock_of_a_check_counts_for_no_later_one(self, five_valkeys, configured, calls, monkeypatch):
+        monkeypatch.setattr(selftest, "TTL", 10.0**9)
+        backend = calls(configured([server.url for server in five_valkeys], OPTIONS=PATIENT))
+        findings = backend.check() + backend.check()
+        assert not [finding.message for finding in findings if f"{selftest.TTL:g} s" in finding.message]
+
     def test_a_node_younger_than_the_longest_ttl(self, quorum, patient):
         findings = [finding for finding in patient(quorum.urls, 5, TTL=3600).check() if finding.about == "uptime"]
         assert len(findings) == 5
