@@ -70,7 +70,12 @@ os.environ["SSL_CERT_FILE"] = os.devnull
 
 # On a disk, a tenth of what tests with files cost the processor goes into making and removing them.
 MEMORY, NEEDED = Path("/dev/shm"), 6 << 30  # bytes, for the files of 32 processes with a server of each kind
-if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > NEEDED:
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY, os.W_OK)
+    and shutil.disk_usage(MEMORY).free > NEEDED
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC  # what is built there could not run
+):
     tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 
 # What nohup or the background of a script ignores, programs under test would ignore, too. They inherit no handler.
@@ -136,7 +141,7 @@ def quick_exit() -> Iterator[None]:
 def patient_databases() -> Iterator[None]:
     """A busy machine is no outage: only locks of tests that name a ``timeout`` give their database up sooner."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DatabaseBackend, "options", {"timeout": PATIENCE})
+        patch.setattr(DatabaseBackend, "options", {**DatabaseBackend.options, "timeout": PATIENCE})
         yield
 
 
