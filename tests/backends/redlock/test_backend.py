@@ -1640,9 +1640,8 @@ def test_the_acl_of_the_documentation_suffices(nodes, redlock_locks, five_valkey
 
 class TestCheck:
     @pytest.fixture
-    def patient(self, configured, calls, monkeypatch):
+    def patient(self, configured, calls):
         """Its nodes are connected, and have all the time to answer."""
-        monkeypatch.setattr(selftest, "TTL", 2 * PATIENCE)
 
         def patient(urls, connected, **entry):
             backend = calls(configured(urls, OPTIONS=PATIENT, **entry))
