@@ -39,11 +39,10 @@ class Valkey:
         return f"unix://{self.socket}?db=0"
 
     def start(self) -> Valkey:
-        """It looks after itself twice a second instead of ten times, which is all that it does while it is idle."""
         self.process = subprocess.Popen(
             [
                 self._program, "--port", "0", "--unixsocket", self.socket, "--dir", self.folder,
-                "--save", "", "--appendonly", "no", "--hz", "2", *self._arguments,
+                "--save", "", "--appendonly", "no", *self._arguments,
             ],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip

@@ -90,6 +90,7 @@ SLOW = ("backends/redis/cluster", "backends/redis/sentinel", "processes", "simul
 # CI runs them on one of each. Modules elsewhere say so themselves.
 ONCE = ("backends/redis/cluster", "backends/redlock", "backends/zookeeper", "processes", "simulation")
 TESTS = Path(__file__).parent
+SELDOM = "--hz", "2"  # a server looks after itself, which is all that most of them do most of the time; default: 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -148,14 +149,14 @@ def patient_databases() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Valkey]:
     """The server of this test process; its own, on a socket in its own folder."""
-    with Valkey() as server:
+    with Valkey(*SELDOM) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Valkey]:
     """One of the module's own: its workers go on while tests come and go."""
-    with Valkey() as server:
+    with Valkey(*SELDOM) as server:
         yield server
 
 
@@ -271,7 +272,7 @@ def program(valkey: Valkey, valkey_locks: RedisBackend) -> Iterator[Programs]:
 def five_valkeys() -> Iterator[list[Valkey]]:
     """Servers that know nothing of each other, for tests that leave them running."""
     with ExitStack() as stack:
-        yield [stack.enter_context(Valkey()) for _ in range(5)]
+        yield [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
 
 
 @pytest.fixture

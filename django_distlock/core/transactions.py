@@ -39,7 +39,6 @@ Transaction = ref["BaseDatabaseWrapper"]  # the transaction that is open on a co
 
 # asgiref keeps the connections of each thread here. A call for each alias takes longer than the rest of a release.
 _of_thread = getattr(connections._connections, "_storage", None)  # type: ignore[attr-defined]
-OF_TASKS = "cvar"  # beside them, where it keeps those of tasks
 _knows_threads = isinstance(_of_thread, threading.local)
 # asgiref keeps here which thread waits for a task. Its own method builds an error message if none does.
 _of_awaited_tasks = getattr(getattr(AsyncToSync.executors, "_storage", None), "_data", None)
@@ -54,7 +53,7 @@ def _initialized() -> Sequence[BaseDatabaseWrapper]:
         if _get_running_loop() is None:
             aliases = connections.settings
             return [connection for alias, connection in known.items() if alias in aliases]
-        if OF_TASKS not in known:
+        if "cvar" not in known:  # beside them, asgiref keeps those of tasks here
             return []
     return connections.all(initialized_only=True)
 
