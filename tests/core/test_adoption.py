@@ -705,7 +705,7 @@ class TestProcesses:
             "lease = mutex.__enter__()\n"
             "print(lease.detach())\n"
         )
-        process = run(["-W", "error", "-c", code, valkey.url, "for tests only"], timeout=PATIENCE)
+        process = run(["-W", "error", "-c", code, valkey.url, "for tests only"], like=None, timeout=PATIENCE)
         assert process.stderr == ""
         with adopt(process.stdout.strip()):
             assert names(backend) == ["name"]

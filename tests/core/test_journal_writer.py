@@ -416,7 +416,8 @@ class TestWriting:
             'with lock("first"): pass\n'
             "time.sleep(1)\n"
             'last = lock("last"); last.__enter__()\n'
-            'say("done")'
+            'say("done")',
+            like=None,
         )
         assert heard(process) == "done"
         process.wait()

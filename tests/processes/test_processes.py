@@ -77,13 +77,13 @@ class TestEndOfAHolder:
         ],
     )
     def test_exiting_normally_it_frees_what_it_holds(self, program, end):
-        holder = program(f"mutex = lock('name', ttl=60); mutex.acquire(); say('held'); {end}")
+        holder = program(f"mutex = lock('name', ttl=60); mutex.acquire(); say('held'); {end}", like=None)
         assert heard(holder) == "held"
         holder.wait(PATIENCE)
         assert not lock("name").locked()
 
     def test_exiting_it_leaves_the_rest_of_min_hold(self, program):
-        holder = program("mutex = lock('name', ttl=60, min_hold=30); mutex.acquire(); say('held')")
+        holder = program("mutex = lock('name', ttl=60, min_hold=30); mutex.acquire(); say('held')", like=None)
         assert heard(holder) == "held"
         holder.wait(PATIENCE)
         [info] = locks["default"].held()
@@ -125,7 +125,8 @@ class TestEndOfAHolder:
                 "left": "threading.Thread(target=lambda: (asyncio.run(awork()), time.sleep(60)), daemon=True).start()\n"
                 "while not kept or not kept[0].locked(): time.sleep(0.01)\n"
                 "time.sleep(0.3)",
-            }[who]
+            }[who],
+            like=None,
         )
         holder.wait(60)
         assert not lock("name").locked()
@@ -144,6 +145,7 @@ class TestEndOfAHolder:
             "import threading; mutex = lock('name'); mutex.acquire()\n"
             "waiter = threading.Thread(target=lock('name', wait=0.1).acquire); waiter.start(); waiter.join()\n"
             "locks.close()",
+            like=None,
             stderr=subprocess.PIPE,
         )
         assert holder.stderr.read() == ""
@@ -156,7 +158,8 @@ class TestEndOfAHolder:
                 "from django_distlock.backends.common.timing import Timing; Timing.look_interval = 60\n"
                 "threading.Thread(target=lock('name', wait=60).acquire, daemon=True).start()\n"
                 "while not locks.service('default').queue.queued(): time.sleep(0.01)\n"
-                "time.sleep(0.3); say('queued')\n"
+                "time.sleep(0.3); say('queued')\n",
+                like=None,
             )
             assert heard(waiter) == "queued"
             waiter.wait(60)

@@ -1,8 +1,9 @@
 """Python programs that start in a few milliseconds: forked from a process that has imported what they need.
 
 Each is a process of its own, as one that ``subprocess`` starts: a child of who starts it, with its pid, arguments,
-environment, folder, streams, session and exit code. Only what happens before its first line is not what it is there, so
-programs for which that counts are started by ``subprocess``. On other systems than Linux all are.
+environment, folder, streams, session and exit code. Only what happens before its first line is not what it is there,
+nor what its libraries still do when it exits (see ``kept_libraries``), so programs for which that counts are started by
+``subprocess``. On other systems than Linux all are.
 
 Run as a program, it is the server.
 """
@@ -239,7 +240,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the tests
     if not sys.flags.safe_path:
         sys.path[0] = str(ROOT)
-    from tests.support.quick_exit import keep_libraries
+    from tests.support.kept_libraries import keep_libraries
 
     for one_module in sys.argv[1:]:
         __import__(one_module)

@@ -92,16 +92,21 @@ FORKS: dict[str, Callable[[], int]] = {"python": os.fork, "c": fork_in_c}
 
 
 class Programs:
-    """``programs(code)`` starts a program whose locks are at ``url``. ``first``: what begins, before any import."""
+    """``programs(code)`` starts a program whose locks are at ``url``.
+
+    ``first``: what begins, before any import. ``like``: what it has imported, as for ``Program``.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._started: list[subprocess.Popen[str]] = []
 
-    def __call__(self, code: str, *, first: str = "", stderr: int | None = None) -> subprocess.Popen[str]:
+    def __call__(
+        self, code: str, *, first: str = "", like: str | None = "django", stderr: int | None = None
+    ) -> subprocess.Popen[str]:
         process = Program(
             ["-W", "error", "-c", first + PROLOGUE + code, self._url],
-            like=None if first else "django",
+            like=None if first else like,
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -1,0 +1,36 @@
+"""Forked programs leave the libraries that were there before them as they are when they exit.
+
+To free them takes 30 ms of the processor, since all pages are copied for it. What a program has itself is cleared by
+the interpreter as ever, unless a library refers to it, as to a receiver of a signal. That, and what libraries have, is
+never finalised, so no ResourceWarning tells of it: programs whose exit is tested are started with ``like=None``.
+
+To be imported before all else: what is registered first runs last, when all other functions that wait for the end of
+the process are done.
+"""
+
+import atexit
+import ctypes
+import sys
+import sysconfig
+
+INSTALLED = tuple(sysconfig.get_path(kind) + "/" for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+left: list[str] = []
+
+
+def keep_libraries() -> None:
+    """Those that are imported now, for ever: the interpreter clears modules that ``sys.modules`` still has."""
+    left[:] = [name for name, module in sys.modules.items() if _is_installed(module)]
+    for name in left:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules[name]))
+
+
+def _is_installed(module: object) -> bool:
+    """Not the package, nor its tests, wherever the checkout is."""
+    return str(getattr(module, "__file__", None)).startswith(INSTALLED)
+
+
+@atexit.register
+def leave_libraries() -> None:
+    for name in left:
+        sys.modules.pop(name, None)
