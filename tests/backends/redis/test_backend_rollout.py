@@ -24,14 +24,27 @@ SOAK = float(os.environ.get("DISTLOCK_SOAK", "2"))
 NEWER = "was written by a newer version of django-distlock; bring all processes to that version"
 
 # Each wait is far longer than it may take, so that one whose end comes was lost. A busy machine may grant in a second.
+# Beside the random calls, which are too short for it, each process holds one lease until it was renewed.
 WORKER = f"""
 folder, seed = order.split(" ")
 names, slots, waits, ttls = ("several", "several", "one"), {{"several": [SLOTS]}}, (0, 60), (2, 4)
 holds, pause, threads = (0, 0.001, 0.005, 0.02, 0.1), 0.001, 2
+def hold_until_renewed():
+    try:
+        with lock("several", slots=SLOTS, wait=60, ttl=2, on_lost="log") as lease:
+            began = time.monotonic()
+            while lease.state == "held" and time.monotonic() + lease.remaining < began + 2.5:
+                time.sleep(0.01)
+    except LockError as error:
+        journal.failed(error)
+renewing = threading.Thread(target=hold_until_renewed)
 def begin():
     say("at work")
-    return told()
+    ends = told()
+    renewing.start()
+    return ends
 {RANDOM_CALLS}
+renewing.join()
 say("out")
 """
 
@@ -66,10 +79,13 @@ def peers(valkey, store, releases):
 @pytest.mark.parametrize("deploy", [("reads 1", "reads both"), ("reads both", "writes 2")])
 def test_a_deploy(peers, store, tmp_path, deploy, slots):
     """Nobody is told of the other release. Who wants one slot has it alone, beside those that allow three, too."""
-    events = run([peers(*each) for each in [*zip(deploy, slots, strict=True)] * 2], store, tmp_path)
+    fleet = [peers(*each) for each in [*zip(deploy, slots, strict=True)] * 2]
+    events = run(fleet, store, tmp_path)
     assert failures(events) == {}
     assert {event.slots for event in events if event.kind == "grant" and event.name == "several"} == {*slots}
     assert most_at_once(events) > 1
+    for of_a_release in (fleet[::2], fleet[1::2]):
+        assert renewing_pids(events) & {peer.process.pid for peer in of_a_release}
 
 
 def test_a_process_that_missed_the_first_deploy_says_so(peers, store, tmp_path):
@@ -95,3 +111,10 @@ def run(fleet, store, folder):
 def failures(events):
     """How often each process was told what."""
     return Counter((event.pid, event.text) for event in events if event.kind == "failure")
+
+
+def renewing_pids(events):
+    """Processes that had a lease for longer than it takes to confirm one that a message handed over."""
+    granted_at = {(event.pid, event.fence): event.at for event in events if event.kind == "grant"}
+    renewals = [event for event in events if event.kind == "renewal"]
+    return {event.pid for event in renewals if event.at > granted_at[event.pid, event.fence] + 0.5}
