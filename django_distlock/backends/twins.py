@@ -6,7 +6,7 @@ from abc import abstractmethod
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from ..exceptions import LockBackendError
@@ -105,8 +105,7 @@ class GeneratorBackend(BaseLockBackend):
         return await adrive(self._renew(wanted, timeout), await self._async_clients.get(), self._translated)
 
     def slots(self, prefix: str = "") -> Iterator[Slot]:
-        for page in self._pages(prefix):
-            yield from drive(page, self._client, self._translated)
+        return chain.from_iterable(drive(page, self._client, self._translated) for page in self._pages(prefix))
 
     async def aslots(self, prefix: str = "") -> AsyncIterator[Slot]:
         for page in self._pages(prefix):

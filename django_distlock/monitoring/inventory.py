@@ -74,10 +74,13 @@ class SlotList:
 
     def extend(self, slots: Iterable[Slot]) -> None:
         """Add slots in any order. They must be sorted afterwards."""
-        for name, number in slots:
-            self.names.append(name)
-            if number > 1:
-                self._numbers[name] = [*self._numbers.get(name, ()), number]
+        for number, together in groupby(slots, key=itemgetter(1)):
+            if number == 1:  # without a step of Python for each
+                self.names.extend(map(itemgetter(0), together))
+            else:
+                for name, _ in together:
+                    self.names.append(name)
+                    self._numbers[name] = [*self._numbers.get(name, ()), number]
 
     def sort(self) -> None:
         self.names.sort()
@@ -285,9 +288,7 @@ class Inventory:
         """Returns the slots by alias."""
         slots = {alias: SlotList() for alias in self.aliases}  # an alias keeps the slots that came before an error
         self._pin(slots)
-        self.ask_each(
-            {alias: lambda backend: slots[backend.alias].extend(backend.slots(self.prefix)) for alias in slots}
-        )
+        self.ask_each(dict.fromkeys(slots, lambda backend: slots[backend.alias].extend(backend.slots(self.prefix))))
         for found in slots.values():
             found.sort()
             if not self.prefix.startswith(OWN):
