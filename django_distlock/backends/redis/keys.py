@@ -101,10 +101,10 @@ class Keys:
         """For SCAN: keys of these kinds whose names begin so. ``names_in`` leaves out other keys that it finds."""
         return literally(self.prefix) + any_of(kinds) + literally(start) + "*"
 
-    def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
-        prefix = f"{self.prefix}{kind}:"
-        beginning, length = prefix + start, len(prefix)
-        return [key[length:] for key in keys if key.startswith(beginning)]
+    def names_in(self, kind: str, start: str, keys: Iterable[bytes]) -> list[str]:
+        prefix = f"{self.prefix}{kind}:".encode()
+        beginning, length = prefix + start.encode(), len(prefix)
+        return decoded([key[length:] for key in keys if key.startswith(beginning)])
 
 
 class ClusterKeys(Keys):
@@ -171,9 +171,9 @@ class ClusterKeys(Keys):
     def pattern(self, kinds: Sequence[str], start: str) -> str:
         return f"{literally(self.prefix)}{any_of(kinds)}{{*}}:{literally(start)}*"
 
-    def names_in(self, kind: str, start: str, keys: Iterable[str]) -> list[str]:
+    def names_in(self, kind: str, start: str, keys: Iterable[bytes]) -> list[str]:
         """Without keys that were made with another number of shards."""
-        names = [(key, self.name_in(key)) for key in keys]
+        names = [(key, self.name_in(key)) for key in decoded(keys)]
         return [name for key, name in names if name.startswith(start) and key == self._of_kind(kind, name)]
 
     def slot_of_shard(self, shard: int) -> int:
@@ -258,6 +258,14 @@ def literally(text: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
+def decoded(keys: Iterable[bytes]) -> list[str]:
+    """Keys as texts, or what is left of them, without those that no lock has."""
+    try:
+        return [key.decode() for key in keys]
+    except UnicodeDecodeError:
+        return [text for key in keys if (text := key.decode(errors="replace")).encode() == key]
+
+
 SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
 
@@ -298,14 +306,10 @@ class Listing:
 
     def new_names(self, reply: Sequence[Any]) -> dict[str, Collection[str]]:
         """The new names, by kind."""
-        self._cursor, found = reply
-        try:
-            keys = [key.decode() for key in found]
-        except UnicodeDecodeError:  # no lock has such a key
-            keys = [text for key in found if (text := key.decode(errors="replace")).encode() == key]
+        self._cursor, keys = reply
         return {kind: self._new_names(kind, keys) for kind in self._seen}
 
-    def _new_names(self, kind: str, keys: Iterable[str]) -> Collection[str]:
+    def _new_names(self, kind: str, keys: Iterable[bytes]) -> Collection[str]:
         seen = self._seen[kind]
         new = set(self._keys.names_in(kind, self._start, keys)) - seen
         seen |= new

@@ -387,13 +387,7 @@ class MajorityListing:
         return any(cursor is not None for cursor in self.cursors)
 
     def names_in(self, keys: Sequence[bytes]) -> list[str]:
-        texts = []
-        for key in keys:
-            try:
-                texts.append(key.decode())
-            except UnicodeDecodeError:
-                continue  # no lock has such a key
-        return self._keys.names_in(LEASES, self._start, texts)
+        return self._keys.names_in(LEASES, self._start, keys)
 
     def add_page(
         self, cursors: list[bytes | None], names: Sequence[Sequence[str]], failures: dict[int, Exception]
