@@ -33,7 +33,7 @@ def pack_parts(*parts: str | bytes | int) -> str:
 def for_each(verb: str, keys: Iterable[str]) -> list[Command]:
     """The command for each key. Lists of very many locks need these."""
     head = f"*2\r\n{pack_parts(verb)}".encode()
-    return [Command(b"%b$%d\r\n%b\r\n" % (head, len(data := key.encode()), data), key=key) for key in keys]
+    return [Command(b"%b$%d\r\n%b\r\n" % (head, len(data := key.encode()), data), None, key) for key in keys]
 
 
 def for_all(verb: str, keys: Iterable[str]) -> Command:
