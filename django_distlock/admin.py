@@ -106,7 +106,8 @@ class HeldLockAdmin(InventoryAdmin):
 
     @admin.display(description=_("held for"), ordering="held_for")
     def held_for(self, row: HeldLock) -> str | None:
-        text, bound = ticking(held_for(row.info), 1), long_held(row.info)
+        held = held_for(row.info)
+        text, bound = ticking(held, 1), long_held(row.info, held)
         if text is None or bound is None:
             return text
         meaning = gettext("longer than LONG_HELD, %(time)s") % {"time": format_duration(bound)}

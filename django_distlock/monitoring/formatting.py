@@ -64,7 +64,7 @@ def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
         info.using,
         info.holder.label if info.holder else "",
         process if state(seen) == "held" else f"{process} ({STATES[state(seen)]})".lstrip(),
-        gettext("%(time)s (long)") % {"time": time} if long_held(info) else time,
+        gettext("%(time)s (long)") % {"time": time} if long_held(info, held) else time,
         "-" if isinf(seen.remaining) else format_duration(seen.remaining),
         "-" if waiting is None else str(waiting),
     )
@@ -72,7 +72,8 @@ def _row(seen: SeenLock, waiting: int | None) -> tuple[str, ...]:
 
 def facts(seen: SeenLock, waiting: int | None) -> list[tuple[str, str]]:
     """Returns what is known about one lease: pairs of the name of a fact, and the fact."""
-    info, held, long = seen.info, held_for(seen.info), long_held(seen.info)
+    info, held = seen.info, held_for(seen.info)
+    long = long_held(info, held)
     time = "-" if held is None else format_duration(held)
     if long:
         time = gettext("%(time)s, longer than LONG_HELD (%(bound)s)") % {"time": time, "bound": format_duration(long)}
@@ -133,7 +134,7 @@ def as_json(seen: SeenLock, waiting: int | None) -> dict[str, Any]:
         "holder": holder and {"host": holder.host, "pid": holder.pid, "thread": holder.thread, "label": holder.label},
         "granted_at": granted_at and granted_at.isoformat(),
         "held_for": held and round(held, 3),
-        "held_long": long_held(info) is not None,
+        "held_long": long_held(info, held) is not None,
         "remaining": None if isinf(remaining) else round(remaining, 3),
         "fence": info.fence,
         "waiting": waiting,

@@ -439,10 +439,10 @@ def held_for(info: LockInfo) -> float | None:
     return max(0.0, wall_clock() - info.holder.since) if info.holder else None
 
 
-def long_held(info: LockInfo) -> float | None:
-    """Returns the LONG_HELD of the alias if the lock is held for longer than that, else None."""
+def long_held(info: LockInfo, held: float | None) -> float | None:
+    """Returns the LONG_HELD of the alias if the lock, held for ``held`` by now, is held for longer; else None."""
     bound = locks[info.using].long_held
-    return bound if bound is not None and not info.resting and (held_for(info) or 0.0) > bound else None
+    return bound if bound is not None and not info.resting and (held or 0.0) > bound else None
 
 
 def holding_nodes(info: LockInfo) -> str:
