@@ -268,7 +268,7 @@ class TestEvents:
     @on_each_store
     def test_a_lease_whose_handle_is_dropped(self, backend):
         with pytest.warns(ResourceWarning, match="was dropped"):
-            lock("order:42", ttl=3).acquire()
+            lock("order:42", ttl=9).acquire()
             gc.collect()
         dropped = entries(backend, 2)[-1]
         assert (dropped.event, dropped.text) == (Event.BOUND_REACHED, "its handle was dropped")

@@ -132,8 +132,17 @@ def unreadable_row(backend):
     try:
         yield
     finally:
+        eventually(lambda: is_emptied(backend))
+
+
+def is_emptied(backend):
+    """False: who waits had a file locked."""
+    try:
         with backend.pool.connection(PATIENCE) as connection, connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {TABLE}")
+    except OperationalError:
+        return False
+    return True
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ names, slots, waits, ttls = ("several", "several", "one"), {{"several": [SLOTS]}
 holds, pause, threads = (0, 0.001, 0.005, 0.02, 0.1), 0.001, 2
 def hold_until_renewed():
     try:
-        with lock("several", slots=SLOTS, wait=60, ttl=2, on_lost="log") as lease:
+        with lock("several", slots=SLOTS, wait=60, ttl=5, on_lost="log") as lease:
             began = time.monotonic()
-            while lease.state == "held" and time.monotonic() + lease.remaining < began + 2.5:
+            while lease.state == "held" and time.monotonic() + lease.remaining < began + 5.5:
                 time.sleep(0.01)
     except LockError as error:
         journal.failed(error)
