@@ -331,6 +331,27 @@ class TestBelief:
         eventually(lambda: lease.remaining > Timing.grant_ttl)
         assert in_store(store)[2] == "h"
 
+    def test_takes_nothing_that_was_handed_to_another_meanwhile(self, store, waiting, unconfirmed, monkeypatch):
+        """Else the next one would be granted, in the name of the former holder, what it may not have heard of."""
+        for name in ("grant_ttl", "message_trusted"):
+            monkeypatch.setattr(Timing, name, 2 * PATIENCE)
+
+        def is_refused_before_the_next_one_took_it():
+            former, lease = handed(store, waiting, ttl=60, on_lost="log")
+            following = waiting(using="other", ttl=60)
+            eventually(lambda: store.zcard("lock|q:name") == 1)
+            assert lock("name").force_release()
+            following.gets_in()
+            before = in_store(store)
+            with pytest.raises(LockLost):
+                lease.renew()
+            assert in_store(store) == before
+            for waiter in (former, following):
+                waiter.leaves()
+            return before[2] == "c"
+
+        eventually(is_refused_before_the_next_one_took_it)
+
     @pytest.mark.parametrize("slots", [1, 3])
     def test_is_not_shortened_by_a_renewal(self, store, waiting, unconfirmed, slots):
         _, lease = handed(store, waiting, slots=slots)
