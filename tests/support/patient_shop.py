@@ -1,6 +1,9 @@
-"""The example shop's settings. Who does not wait for a lock gets an answer from a store on a busy machine, too."""
+"""A program: the example shop's manage.py. Who does not wait for a lock gets its answer on a busy machine, too."""
+
+import runpy
 
 from django_distlock.backends.common.timing import Timing
-from example_project.settings import *  # noqa: F403
 
-Timing.shortest_call = 30.0
+if __name__ == "__main__":
+    Timing.shortest_call = 30.0
+    runpy.run_path("example_project/manage.py", run_name="__main__")

@@ -46,9 +46,9 @@ def run(valkey, store):
 
     def start(*arguments, url=valkey.url, **options):
         process = Program(
-            ["example_project/manage.py", "runlocked", *arguments], like="celery",
+            ["-m", "tests.support.patient_shop", "runlocked", *arguments], like="celery",
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env={**os.environ, "SHOP_LOCKS": url, "DJANGO_SETTINGS_MODULE": "tests.support.patient_shop"}, **options,
+            env={**os.environ, "SHOP_LOCKS": url, "DJANGO_SETTINGS_MODULE": "example_project.settings"}, **options,
         )  # fmt: skip
         processes.append(process)
         return process
