@@ -392,12 +392,12 @@ class BaseLockBackend(LockingBackend, InspectionBackend, MaintenanceBackend):
 
     def check(self) -> list[CheckResult]:
         try:
-            return drive(selftest.steps(self.shared_prefix), self.pinned(self.shared_prefix))
+            return drive(selftest.steps(self.shared_prefix, self.terms.ttl), self.pinned(self.shared_prefix))
         except LockBackendError as error:
             return [selftest.failed(error)]
 
     async def acheck(self) -> list[CheckResult]:
         try:
-            return await adrive(selftest.steps(self.shared_prefix), self.pinned(self.shared_prefix))
+            return await adrive(selftest.steps(self.shared_prefix, self.terms.ttl), self.pinned(self.shared_prefix))
         except LockBackendError as error:
             return [selftest.failed(error)]

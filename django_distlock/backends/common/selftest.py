@@ -9,9 +9,7 @@ from ...types import CheckResult, Grant, Holder, Level, LockRequest, Slot
 from ...utils.clock import clock
 from ...utils.drive import Call, Steps
 
-TTL = 60.0  # released at the end; a store that is slow has lost nothing
 ROUND_TRIPS = 5  # the fastest counts, because the first one opens a connection
-NAME = "distlock-check-"  # the beginning of the names of its locks
 SLOW = 0.05  # seconds; with longer round trips, locks slow down the code that they guard
 
 
@@ -19,16 +17,19 @@ def failed(error: LockBackendError) -> CheckResult:
     return CheckResult(Level.ERROR, "reachable", str(error), "Correct this first: no lock can be acquired here.")
 
 
-def new_request(prefix: str, name: str = "") -> LockRequest:
+def new_request(prefix: str, ttl: float, name: str = "") -> LockRequest:
     """A request for a lock of that name, or of a name that nobody knows. ``prefix``: if KEY_PREFIX is a callable."""
-    name = name or f"{NAME}{secrets.token_hex(4)}"
-    return LockRequest(name, TTL, Holder.here("locks check"), prefix=prefix)
+    name = name or f"distlock-check-{secrets.token_hex(4)}"
+    return LockRequest(name, ttl, Holder.here("locks check"), prefix=prefix)
 
 
-def steps(prefix: str) -> Steps[list[CheckResult]]:
-    """Yields calls to a backend, and returns the results of the check. Raises LockBackendError."""
-    held = new_request(prefix)
-    name, waiter = held.name, new_request(prefix, held.name)
+def steps(prefix: str, ttl: float) -> Steps[list[CheckResult]]:
+    """Yields calls to a backend, and returns the results of the check. Raises LockBackendError.
+
+    ``ttl``: seconds for which the store shall keep the lock of the test, as those of the alias.
+    """
+    held, began_at = new_request(prefix, ttl), clock()
+    name, waiter = held.name, new_request(prefix, ttl, held.name)
     if not isinstance((yield Call("acquire", (held,), {"queue": False})), Grant):
         raise LockBackendError(f"A lock that nobody can know, {name!r}, was busy.")
     times = []
@@ -44,12 +45,18 @@ def steps(prefix: str) -> Steps[list[CheckResult]]:
     for question, about in (("holders", slot), ("remaining", slot), ("count_waiters", name)):
         yield Call(question, ([about],))
     listed = yield Call("list_slots", (name,))
-    [renewed] = yield Call("renew", ([(held, TTL)],))
+    [renewed] = yield Call("renew", ([(held, ttl)],))
     released = yield Call("release", (held,))
-    results = [CheckResult(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
-    if not excludes:
+    seconds = clock() - began_at
+    if excludes and seen and slot in listed and renewed and released:
+        results = [CheckResult(Level.OK, "reachable", "A lock was taken, waited for, renewed, listed and released.")]
+    elif seconds > ttl:
+        message = f"This test took {seconds:.1f} s, for which a lock with the TTL of {ttl:g} s is not kept."
+        hint = "Give locks a longer TTL, or find out why the store or this machine is so slow."
+        results = [CheckResult(Level.ERROR, "reachable", message, hint)]
+    elif not excludes:
         results = [CheckResult(Level.WARNING, "reachable", "Locks of this backend exclude nobody.")]
-    elif not (seen and slot in listed and renewed and released):
+    else:
         message = "The store did not keep a lock for the milliseconds of this test."
         results = [CheckResult(Level.ERROR, "reachable", message, "Does it evict keys, or does somebody empty it?")]
     took = f"A round trip takes {min(times) * 1000:.1f} ms."

@@ -352,7 +352,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         reply = yield Call("send", (self._diagnostics.questions(nodes),), {"despite_outage": True})
         found = self._diagnostics.results(nodes, reply.values, (began + wall_clock()) / 2)
         with suppress(LockBackendError):  # of which the self-test tells
-            request = selftest.new_request(self.shared_prefix)
+            request = selftest.new_request(self.shared_prefix, self.terms.ttl)
             found.append(waiting_result(is_told=(yield from self._can_be_told(request))))
         return found
 

@@ -19,7 +19,6 @@ from ...utils.drive import Call, Steps
 from ...utils.events import about_event
 from ...utils.text import printable
 from ..base import named
-from ..common import selftest
 from ..common.per_loop import PerLoop
 from ..redis.breaker import ServerBreaker
 from ..redis.diagnostics import timeout_warnings
@@ -96,8 +95,7 @@ class RedlockBackend(GeneratorBackend):
     # The contract
 
     def _acquire(self, request: LockRequest, queue: bool) -> Steps[Grant | LockInfo]:
-        if request.ttl > self._longest_ttl and not request.name.startswith(selftest.NAME):  # which guards nothing
-            self._longest_ttl = request.ttl
+        self._longest_ttl = max(self._longest_ttl, request.ttl)
         try:
             return (yield from self._run(partial(self._redlock.acquire, request), self._limits_of_attempt(request)))
         except BaseException as error:

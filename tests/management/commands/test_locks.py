@@ -6,6 +6,7 @@ import io
 import json
 import re
 import unicodedata
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -439,8 +440,11 @@ def test_check_of_a_backend_that_takes_seconds(locmem_locks, monkeypatch):
         return real(backend, names)
 
     monkeypatch.setattr(type(locmem_locks), "look", look)
-    monkeypatch.setattr("django_distlock.backends.locmem.clock", lambda: now[0])
+    for module in ("locmem", "common.selftest"):
+        monkeypatch.setattr(f"django_distlock.backends.{module}.clock", lambda: now[0])
     assert "A lock was taken, waited for, renewed, listed and released." in said("check")
+    locmem_locks.terms = replace(locmem_locks.terms, ttl=9.0)
+    assert "s, for which a lock with the TTL of 9 s is not kept." in said("check", code=1)
 
 
 def test_check_tells_what_each_backend_keeps_also_for_programs(settings):
