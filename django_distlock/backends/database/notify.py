@@ -77,12 +77,11 @@ class PostgresListener(WakeupListener):
 
     def subscribe(self, wrapper: Any) -> None:
         within = self._timing.echo_timeout
-        with self._pool.watching(wrapper, within):
-            if not (self._pool.is_direct or self._keeps_session(wrapper)):
-                self._give_up()
-                return
-            with wrapper.cursor() as cursor:
-                cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
+        if not (self._pool.is_direct or self._keeps_session(wrapper)):
+            self._give_up()
+            return
+        with self._pool.watching(wrapper, within), wrapper.cursor() as cursor:
+            cursor.execute(f'LISTEN "{CHANNEL}{self.inbox}"')
         with self._pool.connection(within) as other, other.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, '?')", [CHANNEL + self.inbox])
         self._echo_until = clock() + within
@@ -114,14 +113,19 @@ class PostgresListener(WakeupListener):
         Otherwise the session would still listen for us, and each notification would wake it, when others use it. One
         check is not enough: a pooler may give us the same session again by chance, while others use the rest.
         """
-        with (
-            wrapper.cursor() as cursor,
-            self._pool.connection(self._timing.echo_timeout) as other,
-            other.cursor() as others,
-        ):
-            first = _session(cursor)
-            asked = (cursor, others) * SESSION_CHECKS
-            return all((_session(one) == first) == (one is cursor) for one in asked)
+        within, sessions = self._timing.echo_timeout, set()  # the time is for each check
+        for _ in range(SESSION_CHECKS):
+            with (
+                self._pool.watching(wrapper, within),
+                wrapper.cursor() as cursor,
+                self._pool.connection(within) as other,
+                other.cursor() as others,
+            ):
+                first, anothers, again = map(_session, (cursor, others, cursor))
+            sessions |= {first, again}
+            if len(sessions) > 1 or anothers in sessions:
+                return False
+        return True
 
     def _give_up(self) -> None:
         self._deaf_until, self._resubscribe = clock() + self._timing.deaf_for, True

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -180,6 +181,15 @@ class TestListener:
             listener_of(locks["default"]).touch()  # without a waiter, who would use the sessions, too
             eventually(lambda: "LOCATION that leads directly to the server" in caplog.text)
             assert channels_of_sessions(2) == []
+
+    def test_a_pooler_that_keeps_sessions_may_be_slow(self, postgres, postgres_database, settings, monkeypatch):
+        """Each check of it has two seconds, however many there are."""
+        session = notify._session
+        monkeypatch.setattr(notify, "_session", lambda cursor: time.sleep(0.25) or session(cursor))
+        with bouncer(postgres, settings, "session"):
+            listener = listener_of(locks["default"])
+            listener.touch()
+            eventually(lambda: listener.is_ready)
 
     def test_behind_a_pooler_in_session_mode_they_are_woken(self, postgres, postgres_database, settings):
         with bouncer(postgres, settings, "session"):
