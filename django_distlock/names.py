@@ -70,7 +70,7 @@ def check_name(name: object, *, own: bool = False) -> str:
 
 def _fixed_name(name: object) -> str:
     checked, text = check_name(name), str(name)
-    if (field := _unfilled_field(text)) and not _ends_in_json(text):
+    if "{" in text and (field := _unfilled_field(text)) and not _ends_in_json(text):
         raise InvalidLockName(
             f"The name {text[:60]!r} has the field {field!r}, and no value for it. All calls would share one lock."
             ' Give the values: lock("order:{}", pk) is the lock of @distributed_lock("order:{pk}"). Or write an'
