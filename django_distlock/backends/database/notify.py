@@ -121,7 +121,7 @@ class PostgresListener(WakeupListener):
                 self._pool.connection(within) as other,
                 other.cursor() as others,
             ):
-                first, anothers, again = map(_session, (cursor, others, cursor))
+                first, anothers, again = map(session_of, (cursor, others, cursor))
             sessions |= {first, again}
             if len(sessions) > 1 or anothers in sessions:
                 return False
@@ -145,6 +145,6 @@ def can_listen(alias: str) -> bool:
     return vendor_of(alias) == "postgresql" and is_psycopg3(class_of(alias))
 
 
-def _session(cursor: Any) -> int:
+def session_of(cursor: Any) -> int:
     cursor.execute("SELECT pg_backend_pid()")
     return int(cursor.fetchone()[0])

@@ -184,8 +184,8 @@ class TestListener:
 
     def test_a_pooler_that_keeps_sessions_may_be_slow(self, postgres, postgres_database, settings, monkeypatch):
         """Each check of it has two seconds, however many there are."""
-        session = notify._session
-        monkeypatch.setattr(notify, "_session", lambda cursor: time.sleep(0.25) or session(cursor))
+        session_of = notify.session_of
+        monkeypatch.setattr(notify, "session_of", lambda cursor: time.sleep(0.25) or session_of(cursor))
         with bouncer(postgres, settings, "session"):
             listener = listener_of(locks["default"])
             listener.touch()
