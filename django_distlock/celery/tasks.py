@@ -35,7 +35,7 @@ from ..utils.clock import wall_clock
 from ..utils.events import about_event
 from .config import remember_tasks_for
 from .messages import message_of
-from .requeue import STANDS_BY, countdown_for, keep_pace, visibility_timeout
+from .requeue import SHORTEST_PAUSE, STANDS_BY, countdown_for, keep_pace, visibility_timeout
 
 MARK_TTL = 10.0  # seconds; the TTL of the lease that becomes a mark
 
@@ -98,15 +98,18 @@ class Run:
         if not self._is_in_worker:
             raise problem
         since, deadline = self._waits_since, self._deadline(retry_for)
-        if deadline <= wall_clock():
+        # A run that holds a lock would keep it from others while it waits for the pace.
+        at_pace = not any(lease.is_held for lease in acquired_here())
+        if at_pace and deadline > wall_clock():
+            keep_pace(problem, self.label, self.message, deadline - wall_clock())
+        # The failure of a run that is sent with no time left could be recorded before this run's RETRY, and be lost.
+        if deadline - wall_clock() < SHORTEST_PAUSE:
             self._end_wait()
             if isinstance(problem, LockNotAcquired):
                 raise self._timeout(problem, wall_clock() - since)
             raise problem
         waits = {WAITS: [self._request.retries, {**self._waits, self._wanted: since}]}
-        # A run that holds a lock would keep it from others while it waits for the pace.
-        keeps_others_waiting = any(lease.is_held for lease in acquired_here())
-        signature, pause = self._send_again(problem, deadline, waits, at_pace=not keeps_others_waiting)
+        signature, pause = self._send_again(problem, deadline, waits, always=not at_pace)
         raise Retry(exc=problem, when=pause or 0.0, sig=signature)
 
     def handle_busy(self, busy: LockNotAcquired, *, retries: bool) -> None:
@@ -213,7 +216,7 @@ class Run:
 
         This delivery is needed if the one that is at work dies.
         """
-        _, pause = self._send_again(busy, math.inf, {}, at_pace=False)
+        _, pause = self._send_again(busy, math.inf, {}, always=True)
         logger.info(
             "%s is at work already, so this delivery is sent again in %.1f s. %s", self.label, pause or 0.0, busy,
             extra=about_event("copy-sent-again", task=self.label),
@@ -274,25 +277,22 @@ class Run:
         deadline: float,
         more: Mapping[str, Any],
         *,
-        at_pace: bool,
+        always: bool,
     ) -> tuple[Any, float | None]:
         """Send the message again. Returns it, and the seconds of its countdown (None: it has none).
 
-        ``deadline``: until when it may wait, in seconds of Unix time. ``more``: headers. ``at_pace``: wait for the pace
-        that all tasks share, and use a countdown only if the process may have one more; else send it at once, always
-        with a countdown.
+        ``deadline``: until when it may wait, in seconds of Unix time. ``more``: headers. ``always``: with a countdown,
+        also if the process may have no more of them.
 
         Raises Reject, with which Celery records no result, if the broker does not accept the message.
         """
-        if at_pace:
-            keep_pace(problem, self.label, self.message, max(0.0, deadline - wall_clock()))
         signature = self._task.signature_from_request(
             self._request,
             retries=self._request.retries,
             headers={**self._headers, **more, REQUEUES: self._requeues + 1},
         )
         timeout = max(0.0, deadline - wall_clock())
-        countdown = countdown_for(signature, problem, self._requeues, timeout, always=not at_pace)
+        countdown = countdown_for(signature, problem, self._requeues, timeout, always=always)
         try:
             signature.set(countdown=countdown).apply_async()
         except OperationalError as error:

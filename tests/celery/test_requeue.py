@@ -185,6 +185,20 @@ class TestRetryForInTheWorker:
         assert (state, type(error)) == ("FAILURE", LockTimeout)
         assert shop.next() is None
 
+    def test_it_ends_where_the_pace_left_no_time_to_try_again(self, shop, monkeypatch):
+        """Another worker would fail at once, before this one recorded RETRY, which would replace that failure."""
+        monkeypatch.setattr(tasks, "STANDS_BY", 0.01)
+        monkeypatch.setattr(tasks, "keep_pace", lambda _problem, _label, _message, timeout: time.sleep(timeout - 0.01))
+
+        @shop.app.task(name="waits", shared=False)
+        @distributed_lock("work", on_busy="retry", retry_for=0.5)
+        def task(): ...
+
+        sent = task.delay()
+        shop.deliver(shop.next())
+        assert shop.next() is None
+        assert shop.result(sent.id)[0] == "FAILURE"
+
 
 def test_a_store_that_is_slower_than_the_moment_of_standing_by_fails_no_task(shop, proxy, settings, monkeypatch):
     """It is asked once more, with the time that a call without a wait has."""
