@@ -33,8 +33,11 @@ class Accidents:
         self._cut = cut
         self._spared = spared
 
-    def run(self, seconds: float, grants: int) -> list[Event]:
-        """At least so long, and until there were so many grants, which takes a busy machine longer."""
+    def run(self, seconds: float, grants: int, to: Sequence[Any] = ()) -> list[Event]:
+        """At least so long, and until there were so many grants, which takes a busy machine longer.
+
+        ``to``: peers that shall each have had one by then, unless they were killed.
+        """
         for peer in self._running:
             peer.tell(f"{self._folder} {self._dice.random()}")
         for peer in self._running:
@@ -46,7 +49,7 @@ class Accidents:
         happen: list[Callable[[], None]] = [self._kill, self._stop, self._stop, self._stop]
         if self._cut:
             happen += [self._cut_all, self._cut_all]
-        while (now := time.monotonic()) < ends or (now < latest and grants_in(self._folder) < grants):
+        while (now := time.monotonic()) < ends or (now < latest and not self._were_granted(grants, to)):
             time.sleep(self._dice.random() * 0.4)
             self._dice.choice(happen)()
             self._continue([peer for peer, until in self._stopped.items() if time.monotonic() > until])
@@ -56,6 +59,10 @@ class Accidents:
             peer.says("out", 3 * PATIENCE)
             assert peer.process.wait(PATIENCE) == 0
         return read(self._folder)
+
+    def _were_granted(self, grants: int, to: Sequence[Any]) -> bool:
+        granted = grants_in(self._folder)
+        return len(granted) >= grants and {peer.process.pid for peer in to if peer in self._running} <= {*granted}
 
     def _kill(self) -> None:
         if len(self._running) > self._spared:

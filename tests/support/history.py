@@ -179,8 +179,9 @@ def read(folder: Path) -> list[Event]:
     return sorted(_read(folder), key=lambda event: event.at)
 
 
-def grants_in(folder: Path) -> int:
-    return sum(event.kind == "grant" for event in _read(folder))
+def grants_in(folder: Path) -> list[int]:
+    """The process of each grant."""
+    return [event.pid for event in _read(folder) if event.kind == "grant"]
 
 
 def _read(folder: Path) -> Iterator[Event]:

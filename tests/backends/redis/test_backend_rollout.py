@@ -80,7 +80,7 @@ def peers(valkey, store, releases):
 def test_a_deploy(peers, store, tmp_path, deploy, slots):
     """Nobody is told of the other release. Who wants one slot has it alone, beside those that allow three, too."""
     fleet = [peers(*each) for each in [*zip(deploy, slots, strict=True)] * 2]
-    events = run(fleet, store, tmp_path)
+    events = run(fleet, store, tmp_path, granted=fleet)
     assert failures(events) == {}
     assert {event.slots for event in events if event.kind == "grant" and event.name == "several"} == {*slots}
     assert most_at_once(events) > 1
@@ -92,18 +92,20 @@ def test_a_process_that_missed_the_first_deploy_says_so(peers, store, tmp_path):
     """The others work on. They wait longer, for what it cannot hand on runs out."""
     old = [peers("reads 1", 3) for _ in range(2)]
     newer = [peers(release, 3) for release in ("reads both", "writes 2", "writes 2")]
-    told = failures(run([*old, *newer], store, tmp_path))
+    told = failures(run([*old, *newer], store, tmp_path, granted=newer))
     assert told
     assert {pid for pid, _ in told} <= {peer.process.pid for peer in old}
     assert all(NEWER in text for _, text in told)
 
 
-def run(fleet, store, folder):
+def run(fleet, store, folder, granted):
+    """Each of ``granted`` gets a lock, but for one that may be killed."""
     for peer in fleet:
         peer.says("ready", 3 * PATIENCE)
-    events = Accidents(fleet, folder, spared=len(fleet) - 1).run(SOAK, grants=30)
+    events = Accidents(fleet, folder, spared=len(fleet) - 1).run(SOAK, grants=30, to=granted)
     assert faults(events) == []
-    assert len({event.pid for event in events if event.kind == "grant"}) >= len(fleet) - 1
+    pids = {event.pid for event in events if event.kind == "grant"}
+    assert len(pids & {peer.process.pid for peer in granted}) >= len(granted) - 1
     eventually(lambda: not left_behind(store.keys()), 2 * PATIENCE)
     return events
 

@@ -105,7 +105,7 @@ class TestOrder:
         threads = [threading.Thread(target=work, args=(alias, alias)) for alias in ALIASES]
         for thread in threads:
             thread.start()
-        eventually(lambda: grants_in(journal) >= 20, PATIENCE)
+        eventually(lambda: len(grants_in(journal)) >= 20, PATIENCE)
         over.set()
         for thread in threads:
             thread.join(2 * PATIENCE)

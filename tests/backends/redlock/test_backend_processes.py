@@ -103,7 +103,7 @@ def test_random_processes_nodes_and_accidents(quorum, tmp_path):
             start()
         killed = 0
         while (now := time.monotonic()) < ends or (
-            now < latest and (grants_in(tmp_path) < 30 or not all(accidents.counts.values()))
+            now < latest and (len(grants_in(tmp_path)) < 30 or not all(accidents.counts.values()))
         ):
             time.sleep(dice.random() * 0.3)
             accidents.befall()
