@@ -206,6 +206,7 @@ class TestCopies:
         assert [len(first.journal(name, what)) for what in ("run", "done")] == [1, 1]
         assert first.result(task_id)["result"] == name
 
+    @pytest.mark.seconds(5)
     def test_one_for_later_that_is_delivered_twice_before_it_is_due_runs_once(self, start, name):
         """Neither of the two is late: it is chance which one runs first, and only one is flagged."""
         first = start("threads", visibility_timeout=1)
@@ -275,6 +276,7 @@ class TestBusy:
         worker.send("compose", "group", name)
         assert eventually(lambda: worker.journal(name, "plain"))[0]["value"] == "beside"
 
+    @pytest.mark.seconds(14)
     def test_a_retry_waits_through_eight_requeues_with_two_retries_to_spend(self, worker, name):
         first = worker.send("hold_briefly", name)
         worker.ran(name)
@@ -305,6 +307,7 @@ class TestBusy:
 class TestStoreAway:
     """No run ends as a failure because its store does not answer, where it is said what to do then."""
 
+    @pytest.mark.seconds(5)
     def test_a_retry_waits_until_it_is_back_with_no_retry_to_spend(self, worker, name, server):
         task_id = worker.send("late_store", name)
         eventually(lambda: len(worker.journal(name, "unavailable")) >= 3)

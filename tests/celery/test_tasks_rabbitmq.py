@@ -22,6 +22,7 @@ def shop(rabbitmq):
         yield shop
 
 
+@pytest.mark.seconds(11)
 def test_a_retry_waits_in_a_quorum_queue_for_whole_seconds(shop):
     sent = shop.task(on_busy="retry").delay()
     message = eventually(shop.next, DELIVERED_WITHIN)

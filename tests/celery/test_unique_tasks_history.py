@@ -72,6 +72,7 @@ def dropped_in(logs):
     return set(re.findall(r"unique_work\[([0-9a-f-]+)\] is dropped: ", logs))
 
 
+@pytest.mark.seconds(7)
 def test_one_body_at_a_time_and_nothing_is_left(server, rabbitmq, tmp_path_factory):
     """Each message is worked off, or leaves that to another one which has its name; and each name is free then."""
     seed = random.randrange(10_000)

@@ -70,6 +70,7 @@ class Queue:
         eventually(lambda: all(map(is_free, (*self.names, self.failing))), PATIENCE)
 
 
+@pytest.mark.seconds(11)
 def test_what_is_queued_and_what_runs_while_the_broker_restarts(start, broker):
     queues = [
         Queue(start("threads", broker=broker.url, queue_type=queue_type, concurrency=1))

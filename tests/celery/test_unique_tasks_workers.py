@@ -241,6 +241,7 @@ def test_a_retry_keeps_the_name(start, name):
     eventually(lambda: is_free(name))
 
 
+@pytest.mark.seconds(5)
 def test_a_revoked_one_frees_the_name(start, name):
     worker = start("threads")
     task = task_of(worker)
@@ -259,6 +260,7 @@ def test_a_task_that_the_worker_does_not_know_frees_the_name(start, name):
     eventually(lambda: is_free(name))
 
 
+@pytest.mark.seconds(6)
 def test_a_lock_of_the_run_is_another_one(start, name):
     worker = start("threads")
     with lock(name, using="brief"):

@@ -231,6 +231,7 @@ class TestDjangoHealthCheck:
         assert str(result.error) == "Unavailable: other: does not answer"
         assert asyncio.run(health.LockCheck().get_result()).error
 
+    @pytest.mark.seconds(4)
     def test_the_views_need_no_package(self):
         program = (
             "import sys; sys.modules['health_check'] = None\n"

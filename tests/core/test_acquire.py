@@ -168,6 +168,7 @@ class TestListener:
 
 
 class TestOthers:
+    @pytest.mark.seconds(4)
     def test_a_hasty_caller_does_not_fail_a_patient_one(self, proxy, settings, valkey_locks, store, held_elsewhere):
         settings.DISTRIBUTED_LOCKS = {"default": {**settings.DISTRIBUTED_LOCKS["default"], "LOCATION": proxy.url}}
         outcomes = []

@@ -698,6 +698,7 @@ class TestProcesses:
         assert locks["default"].look(["name"]) == [[]]
         assert locked_names(backend) == []
 
+    @pytest.mark.seconds(4)
     def test_one_that_exits_after_detaching_leaves_the_lock_taken(self, backend, valkey):
         code = WORKER.split("from django_distlock")[0] + (
             "from django_distlock import lock\n"
@@ -762,6 +763,7 @@ class TestCelery:
     def backend(self, valkey_locks):
         return valkey_locks
 
+    @pytest.mark.seconds(11)
     def test_a_view_answers_202_and_a_task_in_a_worker_goes_on_with_its_lock(self, backend, valkey, tmp_path):
         (tmp_path / "export_project.py").write_text(PROJECT)
         environment = os.environ | {

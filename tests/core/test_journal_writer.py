@@ -265,6 +265,7 @@ class TestEvents:
             pass
         eventually(lambda: events(backend, 4).count(Event.RELEASED) == 2)  # of two leases
 
+    @pytest.mark.seconds(8)
     @on_each_store
     def test_a_lease_whose_handle_is_dropped(self, backend):
         with pytest.warns(ResourceWarning, match="was dropped"):

@@ -33,6 +33,7 @@ pytestmark = [
         "ignore::pytest.PytestUnraisableExceptionWarning",  # what is raised in a finalizer
         "ignore:A handle of lock .* was dropped:ResourceWarning",
     ),
+    pytest.mark.seconds(4),
 ]
 
 

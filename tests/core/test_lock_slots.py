@@ -406,6 +406,7 @@ class TestUnavailable:
 
 
 class TestLeases:
+    @pytest.mark.seconds(4)
     def test_each_is_renewed(self):
         with lock("name", slots=2, ttl=4) as first, lock("name", slots=2, ttl=4) as second:
             for lease in (first, second):

@@ -355,6 +355,7 @@ class TestNothingIsLeft:
             assert other.is_held
             assert lock("name").locked()
 
+    @pytest.mark.seconds(4)
     def test_who_has_waited_leaves_its_place(self, queueing, calls, monkeypatch):
         """It waits on, because the store may be back before its time is over."""
         monkeypatch.setattr(queueing.timing, "retry_delay", 0.05)

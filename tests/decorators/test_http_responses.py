@@ -289,6 +289,7 @@ def test_others_free_it_when_the_view_returns():
         assert not is_held()
 
 
+@pytest.mark.seconds(4)
 @on_each_store
 def test_the_lock_is_renewed_meanwhile():
     response = distributed_lock("name", ttl=3)(streaming)(request())

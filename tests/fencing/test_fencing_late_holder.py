@@ -26,6 +26,7 @@ def empty_database(postgres):
         session.execute("DROP DATABASE late_holder WITH (FORCE)")
 
 
+@pytest.mark.seconds(8)
 def test_the_late_write_wins_without_the_field_and_is_refused_with_it(empty_database):
     program = [sys.executable, "-W", "error", ROOT / "docs" / "late_holder.py", json.dumps(empty_database)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -28,7 +28,7 @@ from tests.support.browser import Browser
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request, locked_names
 
-pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True), pytest.mark.seconds(4)]
 
 LIST = "/admin/distlock/heldlock/"
 ROWS = "#result_list tbody tr"
@@ -212,6 +212,7 @@ def test_paused_it_stays_as_it_is(page, backend):
     assert page.text(".distlock-refresh").startswith("Pause")
 
 
+@pytest.mark.seconds(17)
 def test_the_page_of_a_lock_follows_its_renewal_until_it_is_free(page, backend):
     taken = hold(backend, "order:1", ttl=20)
     page.open(page.address)
@@ -282,6 +283,7 @@ def test_the_question_fits_a_phone(page, backend):
     assert page.run("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.seconds(13)
 def test_from_an_empty_list_to_a_full_one_and_back(page, backend):
     page.open(page.address)
     assert page.texts(NAMES) == []
@@ -292,6 +294,7 @@ def test_from_an_empty_list_to_a_full_one_and_back(page, backend):
     page.poll(lambda: page.texts(NAMES) == [])
 
 
+@pytest.mark.seconds(13)
 def test_a_backend_that_goes_down_and_comes_back(page, backend, monkeypatch):
     hold(backend, "order:1")
     page.open(page.address)

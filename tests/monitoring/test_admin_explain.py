@@ -37,6 +37,7 @@ def shown(page, field) -> list[str]:
     return [html.unescape(found) for found in re.findall("<(?:li|td)>([^<]*)</(?:li|td)>", part)]
 
 
+@pytest.mark.seconds(4)
 def test_a_deadlock_is_named_by_its_journal_alone(operator, journal, monkeypatch):
     """A page that refreshes itself does not list all queues of the store."""
     monkeypatch.setattr(journal, "waited_for", None)

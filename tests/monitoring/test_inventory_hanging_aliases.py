@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy
 from tests.support.stores import DATABASE, LOCMEM, REDIS
 from tests.support.tools import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(4)]
 
 TIMEOUT = 3.0  # seconds; a server that began to hang costs two: a lost reply is asked for once more
 ONE = 2 * TIMEOUT

@@ -138,6 +138,7 @@ def test_a_server_that_hangs_while_the_password_is_sent(settings, tmp_path, logi
         assert PASSWORD not in shown
 
 
+@pytest.mark.seconds(9)
 def test_a_server_that_hangs_while_a_streamed_password_is_sent(settings):
     provider = Pushing("user", "former")
     with Scripted() as server:

@@ -66,6 +66,7 @@ def shop_database(postgres):
     return {**postgres.settings(), "NAME": name}
 
 
+@pytest.mark.seconds(7)
 @pytest.mark.parametrize("backend", ["redis", "database"])
 def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(shop_database, valkey, store, backend):
     program = ["-m", "tests.support.shop_on_postgres", valkey.url, json.dumps(shop_database)]
@@ -78,6 +79,7 @@ def test_on_postgresql_nothing_is_oversold_under_the_lock_and_much_without(shop_
     assert bool(store.keys("lock*")) == (backend == "redis")
 
 
+@pytest.mark.seconds(18)
 def test_the_front_page(shop_url):
     """It has no scripts, so what is served is what a browser shows."""
     with urlopen(shop_url, timeout=4 * PATIENCE) as answer:

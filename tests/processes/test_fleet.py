@@ -101,6 +101,7 @@ def check_runs(fleet):
     return {"runs": len(ran)}
 
 
+@pytest.mark.seconds(11)
 def test_three_workers_with_a_beat_inside_send_and_run_each_due_run_once(fleets):
     fleet = fleets(BOTH)
     fleet.start(beats=3, with_beat=True)
@@ -109,6 +110,7 @@ def test_three_workers_with_a_beat_inside_send_and_run_each_due_run_once(fleets)
     report("worker -B", **check_once(fleet, begin), **check_runs(fleet))
 
 
+@pytest.mark.seconds(20)
 def test_rows_of_the_database_run_once_and_one_offs_once_for_ever(fleets):
     pytest.importorskip("django_celery_beat")
     at = time.time() + 12
@@ -135,6 +137,7 @@ def test_rows_of_the_database_run_once_and_one_offs_once_for_ever(fleets):
     report("database", **figures, sends=len(fleet.sends("interval", begin)), **check_runs(fleet))
 
 
+@pytest.mark.seconds(16)
 def test_beats_that_are_killed_ended_replaced_and_stopped_miss_nothing_and_double_nothing(fleets):
     fleet = fleets(BOTH, scheduler="distlock")
     fleet.start(beats=3, workers=2)

@@ -20,6 +20,8 @@ from tests.support.fleet.harness import Fleet
 from tests.support.proxy import Proxy
 from tests.support.tools import eventually
 
+pytestmark = pytest.mark.seconds(5)
+
 if celery.VERSION[:2] < (5, 7):
     pytest.skip("beat's schedulers need Celery 5.7", allow_module_level=True)
 
@@ -104,6 +106,7 @@ def test_a_beat_is_killed_before_it_sends_or_before_its_mark(moment, fleets, bro
     assert worked(fleet) <= len(windows(fleet))
 
 
+@pytest.mark.seconds(15)
 def test_a_beat_is_frozen_between_claim_and_message(fleets):
     fleet = fleets({"wall": ("wall", PERIOD)})
     fleet.start(beats=3, workers=1)
@@ -119,6 +122,7 @@ def test_a_beat_is_frozen_between_claim_and_message(fleets):
     assert check_all_sent(fleet, begin) == [int(due // PERIOD)]
 
 
+@pytest.mark.seconds(18)
 def test_all_beats_die_before_they_send_and_others_start(fleets):
     fleet = fleets({"wall": ("wall", 10.0)})
     fleet.start(beats=2)
@@ -134,6 +138,7 @@ def test_all_beats_die_before_they_send_and_others_start(fleets):
     assert fleet.scheduled("wall").count(struck) == 1
 
 
+@pytest.mark.seconds(18)
 def test_a_beat_that_loses_its_broker_leaves_the_runs_to_the_others(fleets, own_valkey, tmp_path_factory):
     server = own_valkey()
     with Proxy(server.socket, tmp_path_factory.mktemp("p")) as proxy:

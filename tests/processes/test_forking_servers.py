@@ -19,6 +19,8 @@ from tests.support.programs import ROOT
 from tests.support.requirements import missing
 from tests.support.tools import eventually
 
+pytestmark = pytest.mark.seconds(5)
+
 STARTS_WITHIN = 60.0  # seconds
 
 

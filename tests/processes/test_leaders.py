@@ -19,6 +19,8 @@ from tests.support.programs import Programs
 from tests.support.proxy import Proxy
 from tests.support.tools import PATIENCE, eventually
 
+pytestmark = pytest.mark.seconds(3)
+
 TTL = 2.0  # of the programs
 
 WORKS = {

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 TIMEOUTS = {"socket_timeout": 0.4, "socket_connect_timeout": 0.4}
 
 
+@pytest.mark.seconds(10)
 def test_no_lease_is_lost_without_need_and_each_process_is_served_again():
     with Valkey() as server:
         report = measure(server.url, server.process.pid, 3.0, processes=2, threads=5, ttl=8.0, options=TIMEOUTS)

@@ -18,6 +18,8 @@ from tests.support.forkserver import Program, end_all
 from tests.support.programs import PROLOGUE, heard
 from tests.support.tools import ALLOWANCE, PATIENCE, backend_on, eventually
 
+pytestmark = pytest.mark.seconds(3)
+
 HOLDS_A_SLOT = """
 import json, sys, time
 import django

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 
+import pytest
+
 from tests.support.tools import PATIENCE, eventually
 
 ACCOUNTS, PROCESSES, KILLS, BALANCE = 5, 8, 6, 1000
@@ -29,6 +31,7 @@ while True:
 """
 
 
+@pytest.mark.seconds(9)
 def test_the_sum_is_kept_and_nobody_waits_for_ever(program, store):
     """The writes of one transfer are one step, so a kill cannot break the sum; only two at one account can."""
     chance = random.Random(22)

@@ -143,6 +143,7 @@ def test_one_redis(tmp_path: Path) -> None:
     assert_same(real, model, at_least=200)
 
 
+@pytest.mark.seconds(35)
 @pytest.mark.slow
 def test_replication_and_sentinels() -> None:
     # A busy machine must not make them take anybody for dead.
@@ -173,6 +174,7 @@ def _model_of_sentinels(ports: Mapping[str, int]) -> ModelStage:
     return ModelStage(scheduler, {**servers, **named})
 
 
+@pytest.mark.seconds(16)
 @pytest.mark.slow
 def test_cluster() -> None:
     with RealCluster() as given:

@@ -14,6 +14,8 @@ from .planted.changes import PROTOCOL, read
 from .planted.run import MOST_RUNS, first_finding
 from .worlds import WORLDS
 
+pytestmark = pytest.mark.seconds(5)
+
 RUNS = 1
 TWICE = "interrupts", "sentinel", "postgresql", "sqlite"  # lines, messages, statements and files; CI has all
 TIME = 20 * PATIENCE  # seconds that they may take where the machine is busy
@@ -36,6 +38,7 @@ def simulate(*worlds):
     return done.returncode, done.stdout, {outcome["world"]: outcome for outcome in lines}
 
 
+@pytest.mark.seconds(22)
 @pytest.mark.slow
 def test_promises_are_kept_and_the_same_seed_is_the_same_run():
     """In all worlds, because a process takes longer to start than for a run."""

@@ -310,6 +310,7 @@ def connect_to(server):
     return psycopg.connect(host=str(server.folder), user="tests", dbname="postgres", autocommit=True)
 
 
+@pytest.mark.seconds(17)
 def test_model_of_postgresql_answers_as_the_server(real_postgres):
     def is_waiting(raw):
         with contextlib.closing(connect_to(real_postgres)) as other:
@@ -352,6 +353,7 @@ def real_mariadb(mariadb_server, django_db_blocker):
         yield mariadb_server
 
 
+@pytest.mark.seconds(8)
 def test_model_of_mariadb_answers_as_the_server(real_mariadb, monkeypatch):
     import pymysql
 

@@ -7,11 +7,13 @@ the fixtures of its session and of modules for itself. Other plugins see a worke
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,7 +21,8 @@ from pathlib import Path
 import pytest
 
 FORK = multiprocessing.get_context("fork")
-PER_PROCESSOR, MOST = 8, 32  # each has servers of its own
+PER_PROCESSOR, MOST = 10, 32  # each has servers of its own
+SLOW, QUICK = 0.4, 0.15  # seconds that a test takes about which has no mark for that
 DEAR = "rabbitmq", "cluster", "zookeeper", "redlock"  # take seconds of a processor to start or while idle
 AHEAD = 2  # tests that a process knows beside the one it runs: the next, for its fixtures, and one not to wait for
 
@@ -50,26 +53,39 @@ def folder_of_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item]]:
-    """So that each process begins with its share of slow modules, and quick tests are left to those who are done first.
+    """So that each process has as much to do, and begins with what takes longest.
 
-    The tests of a dear server are dealt as those of one slow module, for few processes to start it.
+    A module stays together, for its fixtures. So do the tests of a dear server, for few processes to start it.
     """
     of_servers: dict[str, list[pytest.Item]] = {server: [] for server in (*DEAR, "")}
     for item in items:
         of = " ".join((item.nodeid, *getattr(item, "fixturenames", ()))).lower()
         of_servers[next((server for server in DEAR if server in of), "")].append(item)
-    modules = [list(tests) for _, tests in groupby(of_servers.pop(""), key=lambda item: item.path)]
-    slow = [tests for tests in modules if any(item.get_closest_marker("slow") for item in tests)]
-    quick = [item for tests in modules if tests not in slow for item in tests]
+    modules = (list(tests) for _, tests in groupby(of_servers.pop(""), key=lambda item: item.path))
+    together = [part for tests in (*of_servers.values(), *modules) for part in parts(tests, load(items) / processes)]
     shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    for tests in sorted([*of_servers.values(), *slow], key=len, reverse=True):
-        min(shares, key=len)[:0] = tests  # modules of a few tests come first: each of those takes long, as fleets do
-    for number, share in enumerate(shares):
-        left = len(quick) + sum(map(len, shares[number:]))
-        room = max(left // (processes - number) - len(share), 0)
-        share += quick[:room]
-        del quick[:room]
+    for tests in sorted(together, key=load, reverse=True):
+        min(shares, key=load).extend(tests)
+    for share in shares:
+        share.sort(key=seconds, reverse=True)
     return shares
+
+
+def parts(tests: Sequence[pytest.Item], most: float) -> list[Sequence[pytest.Item]]:
+    """Some of as many tests, none of which takes longer than ``most`` seconds by much."""
+    size = math.ceil(len(tests) / max(math.ceil(load(tests) / most), 1)) or 1
+    return [tests[begin : begin + size] for begin in range(0, len(tests), size)]
+
+
+@cache
+def seconds(test: pytest.Item) -> float:
+    """What it takes, about: the mark says it of those that take long."""
+    mark = test.get_closest_marker("seconds")
+    return float(mark.args[0]) if mark else SLOW if test.get_closest_marker("slow") else QUICK
+
+
+def load(tests: Iterable[pytest.Item]) -> float:
+    return sum(map(seconds, tests))
 
 
 class Run:
@@ -105,8 +121,11 @@ class Run:
     def _hand(self, worker: Worker) -> None:
         """The next test of its share or, where that is done, of the second half of the longest; None: there is none."""
         if not worker.share:
-            longest = max(self._left, key=len)
-            worker.share.extendleft(longest.pop() for _ in range((len(longest) + 1) // 2))
+            longest = max(self._left, key=load)
+            half = load(longest) / 2
+            while half > 0:
+                worker.share.appendleft(longest.pop())
+                half -= seconds(worker.share[0])
         if worker.share and not self._session.shouldfail and not self._session.shouldstop:
             worker.handed.append(worker.share.popleft())
             worker.tell(self._number_of[worker.handed[-1]])
@@ -114,18 +133,17 @@ class Run:
             worker.tell(None)
 
     def _hear(self, worker: Worker) -> None:
-        """A report, or None: a test is done, with all its reports."""
+        """The reports of a test that is done."""
         try:
             told = worker.channel.recv()
         except (EOFError, ConnectionResetError):
             self._end(worker)
             return
-        if told is None:
-            worker.handed.popleft()
-            self._hand(worker)
-            return
-        report = self._hook.pytest_report_from_serializable(config=self._session.config, data=told)
-        self._hook.pytest_runtest_logreport(report=report)
+        worker.handed.popleft()
+        for data in told:
+            report = self._hook.pytest_report_from_serializable(config=self._session.config, data=data)
+            self._hook.pytest_runtest_logreport(report=report)
+        self._hand(worker)
 
     def _end(self, worker: Worker) -> None:
         """It has done all, or died of the first test that it has still."""
@@ -167,7 +185,8 @@ def work(session: pytest.Session, folder: Path, channel: Connection, of_others: 
     config.workerinput = {"workerid": folder.name}
     config._tmp_path_factory._basetemp = folder
     plugins.unregister(name="terminalreporter")
-    plugins.register(Reporter(config, channel))
+    reporter = Reporter(config)
+    plugins.register(reporter)
     capture = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()  # into files that all share
     capture.start_global_capturing()
@@ -177,7 +196,8 @@ def work(session: pytest.Session, folder: Path, channel: Connection, of_others: 
             following = channel.recv()
             item, next_item = (None if one is None else session.items[one] for one in (test, following))
             config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
-            channel.send(None)
+            channel.send(reporter.reports)
+            reporter.reports.clear()
             test = following
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         pass  # the run is over
@@ -187,8 +207,9 @@ def work(session: pytest.Session, folder: Path, channel: Connection, of_others: 
 
 
 class Reporter:
-    def __init__(self, config: pytest.Config, channel: Connection) -> None:
-        self._config, self._channel = config, channel
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.reports: list[object] = []  # of the test that is run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._channel.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+        self.reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))

@@ -130,6 +130,7 @@ class TestWithoutTheSetting:
     def test_who_deploys_without_the_app_is_stopped_too(self):
         assert "(distlock.E005) DISTRIBUTED_LOCKS is not set" in refused_by_check_without_the_app("")
 
+    @pytest.mark.seconds(4)
     def test_who_deploys_without_the_app_and_has_locks_in_views_alone_is_told_when_these_are_loaded(self, tmp_path):
         """The checks are under way by then, so that those of the package are not made."""
         (tmp_path / "late_urls.py").write_text("from django_distlock import lock\nurlpatterns = []")

@@ -206,6 +206,7 @@ def as_message(node: ast.expr) -> str:
     return ""
 
 
+@pytest.mark.seconds(4)
 def test_messages_for_troubleshooting_exist() -> None:
     """A reader searches the page for a message; one that was reworded would not be found."""
     messages: list[str] = []
@@ -252,6 +253,7 @@ def test_arguments_of_scripts_are_told(script: str) -> None:
     assert re.findall(r"^\| (\d+) \|", table, re.M) == sorted(used, key=int)
 
 
+@pytest.mark.seconds(5)
 def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:
     """From the handle to its release, on a real server; in a process of its own, which has nobody else's profiler."""
     command = [sys.executable, "-m", "benchmarks.frames", "--url", valkey.url]
@@ -290,6 +292,7 @@ def events_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield ast.literal_eval(event), {"exception": "ERROR"}.get(level, level.upper())
 
 
+@pytest.mark.seconds(3)
 def test_events_of_the_log_are_told() -> None:
     """Each record names its event, which is in the tables with its level; and those have no others."""
     logged: set[tuple[str, str]] = set()

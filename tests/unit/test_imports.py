@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.seconds(2)
+
 PACKAGE = {
     "": [
         "core", "exceptions", "formats", "journal", "names", "options", "signals", "types", "utils", "version",

@@ -13,6 +13,8 @@ import pytest
 from django_distlock.utils import clock as clock_module
 from tests.support.programs import ROOT
 
+pytestmark = pytest.mark.seconds(2)
+
 WINDOWS = """
 import os, select, signal, socket, sys, time
 sys.modules["psutil"] = None  # it has a part for each system, and OpenTelemetry asks it where it is there

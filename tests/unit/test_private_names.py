@@ -116,6 +116,7 @@ def root_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@pytest.mark.seconds(4)
 def test_private_names_are_used_as_listed():
     names, tests = names_of_package(), ROOT / "tests"
     used: Counter[tuple[str, str]] = Counter()

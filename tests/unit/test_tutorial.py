@@ -24,6 +24,7 @@ def page() -> str:
     return text if celery.VERSION[:2] >= (5, 7) else text.partition(BEATS)[0]
 
 
+@pytest.mark.seconds(52)
 def test_a_reader_comes_to_the_end(tmp_path: Path) -> None:
     """With the packages that are installed, and with ports that are free in the place of those of the page."""
     text = page()

@@ -14,7 +14,7 @@ import pytest
 from tests.support.programs import ROOT
 from tests.support.requirements import missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(3)]
 
 FILES = ROOT / "tests" / "unit" / "typing"
 

@@ -112,6 +112,7 @@ class TestAChild:
         assert heard(parent) == "held"
         eventually(lambda: not lock("name").locked())
 
+    @pytest.mark.seconds(4)
     @pytest.mark.parametrize("kind", ["valkey", "cluster", "redlock", "postgres", "locmem"])
     def test_takes_and_renews_its_own_at_once(self, request, kind, fork):
         request.getfixturevalue(f"{kind}_locks")
@@ -249,6 +250,7 @@ class TestGreenlets:
         assert heard(parent) == "lost"  # in the child, which says no more of it
         assert heard(parent) == "held True"
 
+    @pytest.mark.seconds(6)
     def test_of_a_child_ask_for_nothing_in_the_name_of_its_parent(self, program, store):
         """They are inside of lock() when their parent forks."""
         parent = program(
@@ -282,6 +284,7 @@ class TestGreenlets:
         assert ast.literal_eval(heard(parent)).keys() == {"held"}
         assert ast.literal_eval(heard(other)).keys() == {"held"}
 
+    @pytest.mark.seconds(6)
     @pytest.mark.parametrize("kind", ["redlock", "redis"])
     def test_of_a_child_do_not_hear_what_its_parent_is_answered(self, kind):
         """They wait for answers, and for connections, of servers that go on when the parent has forked."""

@@ -135,6 +135,7 @@ class TestWorker:
         assert not thread.is_alive()
         assert work.is_done
 
+    @pytest.mark.seconds(9)
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_dies_of_nothing_for_good(self, work, monkeypatch):
         """What ends a thread in the midst, as a greenlet is killed, ends that thread alone."""

@@ -355,6 +355,7 @@ class TestWaiting:
         behind.update(QueuePosition(False, fence=7, waiters_before=9))
         assert 0.012 < behind.next_pause() < 0.03
 
+    @pytest.mark.seconds(4)
     def test_a_waiter_looks_some_four_times_a_second_at_a_lock_that_does_not_move(self, sqlite_locks, monkeypatch):
         looks, real = [], Statements.position
 
@@ -499,6 +500,7 @@ class TestWaiting:
             pass
         eventually(lambda: not threads_of("listener"))
 
+    @pytest.mark.seconds(4)
     def test_many_tasks_wait_without_blocking_their_loop(self, backend, monkeypatch):
         before = open_connections(backend)
         real, users = Pool.connection, set()
@@ -634,6 +636,7 @@ class TestFaults:
         assert run_in(backend, lambda it: statements_for(backend).write(it, key, row)) is False
         assert backend.look(["name"])[0][0].token != "late"
 
+    @pytest.mark.seconds(5)
     @soon
     def test_a_server_that_hangs_is_an_error_in_time(self, proxy, calls):
         """S16, also for a call that has a connection."""
@@ -679,6 +682,7 @@ class TestFaults:
                 assert time.monotonic() - began < 6 * PATIENCE
         locks.close()
 
+    @pytest.mark.seconds(5)
     @soon
     def test_a_server_that_is_gone_is_an_error(self, proxy):
         proxy.refuse()
@@ -686,6 +690,7 @@ class TestFaults:
             lock("name", wait=0).acquire()
         assert caught.value.__cause__ is not None
 
+    @pytest.mark.seconds(11)
     @soon
     def test_a_lease_outlives_a_short_outage(self, proxy):
         with lock("name", ttl=20) as lease:

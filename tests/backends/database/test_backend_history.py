@@ -22,7 +22,7 @@ from tests.support.history import faults
 from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.tools import PATIENCE, ending_within, eventually, locked_names
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(4)]
 
 SOAK = float(os.environ.get("DISTLOCK_SOAK", "3"))
 GRANT = 2.0

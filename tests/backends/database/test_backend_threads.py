@@ -28,7 +28,7 @@ from tests.support.requirements import missing
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(2)]
 
 PROLOGUE = f"""
 import atexit, json, sys, threading, time

@@ -34,6 +34,7 @@ def test_what_is_stored_is_read_or_refused(read, text):
     assert isinstance(found, list | dict)
 
 
+@pytest.mark.seconds(3)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -27,7 +27,7 @@ from tests.support.requirements import missing
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, renewer_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(3)]
 
 WAITS = (0, 1, 10, None)
 GRACE = 1.0  # seconds

@@ -433,6 +433,7 @@ class TestStoreDown:
             assert connection.sock.gettimeout() == 10
         assert store.info("stats")["total_connections_received"] == made
 
+    @pytest.mark.seconds(4)
     def test_a_wait_whose_store_dies_ends_at_its_deadline_and_leaves_nothing(self, proxied, proxy, store, calls):
         def refuse_when_it_waits():
             eventually(lambda: store.zcard("lock|q:name") == 1)
@@ -680,6 +681,7 @@ class TestTheServerRefuses:
         setattr(proxy, fault, 0)
         assert any(re.search(advice, error) for error in errors if error), errors
 
+    @pytest.mark.seconds(14)
     def test_many_more_tasks_than_connections(self, valkey, store, settings):
         """However long the event loop is busy, that is no silence of the server."""
         point_at(settings, valkey.url, max_connections=2, socket_timeout=0.5)
@@ -695,6 +697,7 @@ class TestTheServerRefuses:
         asyncio.run(main())
         assert store.keys("lock:*") == []
 
+    @pytest.mark.seconds(11)
     def test_a_connection_that_breaks_costs_those_who_queue_nothing(self, valkey, store, settings):
         """However long they have queued: it is replaced at once, so the server was not silent."""
         point_at(settings, valkey.url, max_connections=1, socket_timeout=1.0)

@@ -160,6 +160,7 @@ def test_a_caller_in_a_hurry_does_not_open_it(use, server, calls):
     assert not backend.outages()
 
 
+@pytest.mark.seconds(4)
 def test_a_slow_server_is_there_however_many_are_in_a_hurry(use, server, calls, monkeypatch):
     """It answers within the timeout of the socket, for which none of them waits; who waits is granted the lock."""
     slow = 0.4
@@ -223,6 +224,7 @@ def test_a_release_goes_to_the_background_and_its_caller_goes_on(use, three, cal
     assert any(b"EVALSHA" in server.seen for server in three)
 
 
+@pytest.mark.seconds(4)
 def test_renewals_are_not_held_back(use, server, calls, monkeypatch):
     """So a lease is kept by a server that answers before the next probe, and such an answer closes the breaker."""
     monkeypatch.setattr(Timing, "probe_pause_shortest", BRIEF)
@@ -304,6 +306,7 @@ def test_a_check_asks_the_server_itself(proxied, proxy, calls, monkeypatch):
     assert not proxied.outages()
 
 
+@pytest.mark.seconds(7)
 @pytest.mark.parametrize("store", ["cluster", "quorum"])
 def test_a_check_asks_whatever_the_breaker_says(use, three, calls, store, monkeypatch):
     monkeypatch.setattr(Timing, "probe_pause_shortest", 2 * BRIEF)

@@ -195,6 +195,7 @@ class TestSentinels:
         ) as watched:
             yield watched
 
+    @pytest.mark.seconds(4)
     def test_over_tls_through_a_failover(self, watched, pki, use):
         trusted = {"ssl": True, "ssl_ca_certs": str(pki.authority.certificate)}
         location = f"rediss://{SERVICE}/0?ssl_ca_certs={pki.authority.certificate}"

@@ -211,6 +211,7 @@ class Workers:
 
 
 class TestAPasswordThatChanges:
+    @pytest.mark.seconds(6)
     def test_no_lock_is_lost(self, store, account, settings):
         """Renewed and handed on, while each second all are thrown out and the password changes on their way back."""
         store.point(settings, Asked(account, seconds=0.05), **store.patience)
@@ -227,6 +228,7 @@ class TestAPasswordThatChanges:
         assert workers.problems == []
         assert account.asked > changes
 
+    @pytest.mark.seconds(5)
     def test_and_is_streamed_no_lock_is_lost(self, store, account, settings):
         class Streaming(Pushing):
             def get_credentials(self):

@@ -128,6 +128,7 @@ class TestOrder:
             waiter.leaves()
         nothing_is_left(store)
 
+    @pytest.mark.seconds(6)
     def test_random_processes_and_accidents(self, start, store, tmp_path):
         """S1, S4, S10, S12 of everything at once, whatever happens to processes."""
         proxy, peers = start(UNTRUE["none"]), []

@@ -525,6 +525,7 @@ class TestListeners:
         second.leaves()
         assert is_clean(store)
 
+    @pytest.mark.seconds(4)
     @pytest.mark.usefixtures("lasting_grants")
     def test_silently_dead_the_waiter_gets_in_by_its_looks_and_subscribes_again(self, swallowing, store, caller):
         holder = lock("name", using="a")
@@ -548,6 +549,7 @@ class TestListeners:
         waiter.gets_in()
         waiter.leaves()
 
+    @pytest.mark.seconds(4)
     def test_a_healthy_one_keeps_its_connection(self, fleet, store, callers, monkeypatch):
         monkeypatch.setattr(Timing, "echo_timeout", 0.25)
         monkeypatch.setattr(Timing, "look_interval", 0.5)
@@ -1223,6 +1225,7 @@ class TestTasks:
 
 
 class TestNothingGrows:
+    @pytest.mark.seconds(22)
     @pytest.mark.usefixtures("lasting_grants")
     def test_over_many_names_and_waits(self, fleet, store, callers):
         for number in range(10_000):
@@ -1245,6 +1248,7 @@ class TestNothingGrows:
             assert not renewer.is_cleaning
 
 
+@pytest.mark.seconds(7)
 def test_random_processes_and_accidents(fleet, store, peers, tmp_path):
     """S1, S4, S10, S12 of everything at once, whatever happens to processes and subscriptions."""
     accidents = Accidents(peers(6, RANDOM_WORKER), tmp_path, cut=lambda: cut_listeners(store), spared=4)

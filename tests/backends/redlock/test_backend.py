@@ -121,6 +121,7 @@ def run_on_nodes(backend, steps, timeout):
 class TestEveryPattern:
     """3^5 patterns of free, taken and failed nodes."""
 
+    @pytest.mark.seconds(4)
     def test_on_real_nodes(self, nodes, patient_locks, calls):
         backend = calls(patient_locks)
         connect_all(backend)
@@ -588,6 +589,7 @@ class TestRenewal:
             wait_for_renewal(lease)
             lease.ensure_held()
 
+    @pytest.mark.seconds(15)
     def test_gives_the_lease_back_to_nodes_that_lost_it(self, quorum, configured):
         """So it outlives restarts of all nodes, one after another."""
         backend = configured(quorum.urls)

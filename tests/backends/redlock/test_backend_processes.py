@@ -22,7 +22,7 @@ from tests.support.peers import RANDOM_CALLS
 from tests.support.quorum import Quorum
 from tests.support.tools import PATIENCE, eventually, lock_request
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(3)]
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 LONGEST_TTL = 0.8

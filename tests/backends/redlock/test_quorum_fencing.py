@@ -20,6 +20,8 @@ from django_distlock.backends.redlock.messages import NOT_ASKED, SCRIPT_LOADS, E
 from django_distlock.types import Grant, LockInfo
 from tests.support.tools import lock_request
 
+pytestmark = pytest.mark.seconds(2)
+
 SIZE = 5
 TTL = 30_000_000  # µs of the made-up time
 SKEW = 5_000_000  # µs by which the clocks of clients differ at most, and less than the TTL
@@ -149,6 +151,7 @@ def is_growing(numbers):
     return all(earlier < later for earlier, later in pairwise(numbers))
 
 
+@pytest.mark.seconds(11)
 @pytest.mark.parametrize("with_restarts", [False, True])
 def test_numbers_grow_whatever_is_lost(world, with_restarts):
     """S12 on a quorum."""

@@ -69,6 +69,7 @@ class TestWhatIsStored:
         [path] = behind.places()
         eventually(lambda: b"granted now" in behind.data(path))
 
+    @pytest.mark.seconds(12)
     def test_many_names_lie_in_256_folders(self, zookeeper_locks, behind):
         requests = [lock_request(f"order:{number}", ttl=6 * PATIENCE) for number in range(300)]
         for request in requests:
@@ -483,6 +484,7 @@ class TestTtl:
             assert lease.ttl == 60.0
         assert not caplog.records
 
+    @pytest.mark.seconds(4)
     def test_a_renewed_lease_outlives_its_ttl(self, zookeeper_locks, behind):
         with lock("name", ttl=5.0) as lease:
             first = deadline_of(lease)

@@ -16,7 +16,7 @@ from tests.support.leases import deadline_of
 from tests.support.tools import PATIENCE, eventually, insist, lock_request
 from tests.support.zookeeper import Ensemble, needed_program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(6)]
 
 TIMEOUT = 10.0  # which tests wait for, and long enough for a busy machine
 

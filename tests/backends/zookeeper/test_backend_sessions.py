@@ -20,7 +20,7 @@ from tests.support.programs import FORKS, in_a_fork
 from tests.support.tools import PATIENCE, eventually, insist, lock_request, queue_of, renewer_of, threads_of
 from tests.support.zookeeper import Server, expire_session, program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(2)]
 
 TIMEOUT = 4.0  # of the sessions of ``proxied``
 
@@ -197,6 +197,7 @@ class TestTheDeadline:
             time.sleep(2.0)
             lease.ensure_held()
 
+    @pytest.mark.seconds(21)
     def test_there_is_one_request_whatever_the_number_of_leases(self, zookeeper, root, configured):
         backend = configured(f"{zookeeper.address}{root}", timeout=24.0)
         requests = [lock_request(f"name:{number}", ttl=60) for number in range(150)]

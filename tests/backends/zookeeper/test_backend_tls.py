@@ -13,7 +13,7 @@ from tests.support.ports import free_port
 from tests.support.tools import eventually, renewer_of
 from tests.support.zookeeper import Server, needed_program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(5)]
 
 
 def is_open(port):
@@ -72,6 +72,7 @@ def test_a_lock_is_taken_waited_for_and_released(secured, calls):
     calls(waiting).release()
 
 
+@pytest.mark.seconds(21)
 def test_a_long_answer_arrives_whole(secured):
     """It comes in several records of TLS, of which a poll of the socket sees the first one only."""
     backend = secured()

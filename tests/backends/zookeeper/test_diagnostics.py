@@ -28,6 +28,7 @@ def test_a_single_server_is_told(zookeeper_locks):
     assert "TTL" not in results
 
 
+@pytest.mark.seconds(7)
 def test_a_ttl_above_the_timeout_is_told(zookeeper, configured, root):
     backend = configured(f"{zookeeper.address}{root}", timeout=5.0, TTL=60)
     results = found(backend)

@@ -231,6 +231,7 @@ def test_run_now_of_a_row(app):
     assert (row.last_run_at, row.total_run_count, row.enabled) == (None, 0, False)
 
 
+@pytest.mark.seconds(4)
 def test_while_a_beat_runs_a_reset_entry_is_forgotten_by_the_store_alone(locmem_locks):
     """What else beats know of it they tell the store again, and it is older than the reset."""
     schedule = ScheduleStore("shop")

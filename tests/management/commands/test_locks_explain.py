@@ -49,6 +49,7 @@ def explained_when(is_so):
     return eventually(found)
 
 
+@pytest.mark.seconds(4)
 def test_a_deadlock_of_threads(backend):
     with Crossed():
         data = explained_when(lambda data: "deadlock" in [cause["kind"] for cause in data["causes"]])

@@ -182,6 +182,7 @@ def test_a_program_that_a_signal_ends(run):
     assert "was ended by SIGKILL" in errors
 
 
+@pytest.mark.seconds(4)
 def test_when_the_lock_is_lost_the_program_is_ended(run, valkey_locks, store):
     process = run("backup", "--ttl", TTL, "--", PYTHON, "-c", TELLING)
     assert process.stdout.readline() == "up\n"
@@ -191,6 +192,7 @@ def test_when_the_lock_is_lost_the_program_is_ended(run, valkey_locks, store):
     assert "The lock 'backup' was lost" in errors
 
 
+@pytest.mark.seconds(5)
 def test_a_program_that_does_not_end_in_time_is_killed(run, valkey_locks, store):
     process = run("backup", "--ttl", TTL, "--grace", "0.3", "--", PYTHON, "-c", STUBBORN)
     assert process.stdout.readline() == "up\n"
@@ -198,6 +200,7 @@ def test_a_program_that_does_not_end_in_time_is_killed(run, valkey_locks, store)
     assert ended(process)[0] == 76
 
 
+@pytest.mark.seconds(5)
 @pytest.mark.parametrize("work", ["{} & wait", "sleep 60 | {}"])
 def test_when_the_lock_is_lost_what_the_program_has_started_is_ended_too(run, valkey_locks, store, work):
     """All of them have the standard output, so it has an end only when they have."""
@@ -208,6 +211,7 @@ def test_when_the_lock_is_lost_what_the_program_has_started_is_ended_too(run, va
     assert (returncode, out) == (76, "SIGTERM\n")
 
 
+@pytest.mark.seconds(5)
 def test_what_the_program_has_started_is_killed_if_it_does_not_end_in_time(run, valkey_locks, store):
     script = f"{shlex.join([PYTHON, '-c', STUBBORN])} & wait"
     process = run("backup", "--ttl", TTL, "--grace", "0.3", "--", "sh", "-c", script)
@@ -225,6 +229,7 @@ def test_signals_are_passed_on_to_what_the_program_has_started(run, store):
     eventually(lambda: not store.exists("lock:backup"))
 
 
+@pytest.mark.seconds(10)
 def test_max_hold_bounds_it(run):
     process = run("backup", "--ttl", "8", "--max-hold", "10", "--", PYTHON, "-c", TELLING)
     assert ended(process)[:2] == (76, "up\nSIGTERM\n")

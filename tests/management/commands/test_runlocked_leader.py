@@ -180,6 +180,7 @@ def test_a_signal_that_its_program_does_not_survive_ends_it_too(hosts):
     assert "was ended by SIGHUP" in errors
 
 
+@pytest.mark.seconds(4)
 def test_one_that_starts_while_the_store_is_down_waits_for_it(hosts):
     hosts.start("-v", "0")
     hosts.works()

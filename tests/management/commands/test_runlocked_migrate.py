@@ -22,7 +22,7 @@ from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.requirements import missing
 from tests.support.tools import PATIENCE, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(2)]
 
 MIGRATE = [sys.executable, "-m", "django", "migrate"]
 

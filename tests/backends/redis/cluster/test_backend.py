@@ -185,6 +185,7 @@ class TestHandOff:
 
 
 class TestManyLocks:
+    @pytest.mark.seconds(6)
     def test_all_are_renewed(self, cluster_locks):
         handles = [lock(f"n{number}", ttl=5, on_lost="raise") for number in range(300)]
         for handle in handles:
@@ -244,6 +245,7 @@ class TestConnections:
         asyncio.run(work())
         eventually(lambda: [key for key in valkey_cluster.all_keys() if not key.startswith("lock|x:")] == [])
 
+    @pytest.mark.seconds(11)
     def test_many_more_tasks_than_connections(self, cluster_locks, valkey_cluster, settings):
         """To each node. Who waits for one, or holds a lock, waits while the nodes answer others."""
         options = {"max_connections": 1, "socket_timeout": 1.0}

@@ -32,6 +32,8 @@ from tests.support.peers import Peer
 from tests.support.stores import REDIS_CLUSTER
 from tests.support.tools import ALLOWANCE, PATIENCE, ending_within, eventually, lock_request, renewer_of
 
+pytestmark = pytest.mark.seconds(2)
+
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
 
 PROLOGUE = """

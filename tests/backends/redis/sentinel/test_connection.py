@@ -32,7 +32,7 @@ from tests.support.tools import (
     take_no_waiter_for_dead,
 )
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.seconds(3)]
 
 WAIT = 2 * PATIENCE  # seconds; a failover takes two
 
@@ -461,6 +461,7 @@ class TestAMasterThatRefuses:
                 calls(lease).renew()
                 warm_up(calls)
 
+    @pytest.mark.seconds(11)
     def test_is_waited_for_until_it_has_a_replica(self, use):
         with Watched(server=["min-replicas-to-write 1"]) as watched, ThreadPoolExecutor() as threads:
             use(watched)
