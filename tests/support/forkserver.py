@@ -224,12 +224,18 @@ def _become(program: dict[str, Any]) -> None:
         case [file, *_]:
             sys.argv, code, place = arguments, Path(file).read_text(encoding="utf-8"), str(Path(file).parent)
     sys.path[:0] = [*([] if "PYTHONSAFEPATH" in os.environ else [place]), *_paths()]
-    if arguments[0] == "-m":
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        main.__file__ = file
-        exec(compile(code, file, "exec"), main.__dict__)
+    try:
+        if arguments[0] == "-m":
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            main.__file__ = file
+            exec(compile(code, file, "exec"), main.__dict__)
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            end_with(error.code or 0)
+        raise
+    end_with(0)
 
 
 def _paths() -> list[str]:
@@ -240,7 +246,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the tests
     if not sys.flags.safe_path:
         sys.path[0] = str(ROOT)
-    from tests.support.kept_libraries import keep_libraries
+    from tests.support.kept_libraries import end_with, keep_libraries
 
     for one_module in sys.argv[1:]:
         __import__(one_module)
