@@ -167,8 +167,13 @@ class Cluster:
 
     def replica_of(self, primary: Node) -> Node:
         followed = primary.id
-        running = (node for node in self.nodes if node is not primary and node.answers())
-        return next(node for node in running if node.follows == followed)
+
+        def found() -> Node | None:
+            running = (node for node in self.nodes if node is not primary and node.answers())
+            return next((node for node in running if node.follows == followed), None)
+
+        replica: Node = eventually(found)  # on a busy machine one may be late with its answer
+        return replica
 
     def fail_over(self, primary: Node) -> Node:
         """By command, without a loss; returns the new primary."""

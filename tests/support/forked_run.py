@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 FORK = multiprocessing.get_context("fork")
-PER_PROCESSOR, MOST = 8, 32  # each has servers of its own
+PER_PROCESSOR, MOST = 9, 32  # each has servers of its own
 SLOW, QUICK = 0.4, 0.15  # seconds that a test takes about which has no mark for that
 DEAR = "rabbitmq", "cluster", "zookeeper", "redlock"  # take seconds of a processor to start or while idle
 AHEAD = 2  # tests that a process knows beside the one it runs: the next, for its fixtures, and one not to wait for

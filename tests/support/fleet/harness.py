@@ -172,8 +172,8 @@ class Fleet:
         self.processes[name].send_signal(number)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        self._ended.setdefault(name, []).append(time.time())
         self.send_signal(name, number)
+        self._ended.setdefault(name, []).append(time.time())  # what it did before counts as done before
         self.processes[name].wait(30)
 
     def replace(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
