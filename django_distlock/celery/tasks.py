@@ -10,11 +10,13 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from celery.app import trace  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, Reject, Retry  # type: ignore[import-untyped]
 from celery.signals import worker_process_shutdown  # type: ignore[import-untyped]
 from kombu.exceptions import OperationalError
@@ -43,6 +45,8 @@ UNIQUE_RUN = "distlock_unique_run"  # attribute of the request of a unique task:
 
 REQUEUES = "distlock_requeues"  # header of a message: how often it was sent again because it did not get its lock
 WAITS = "distlock_waits"  # header of a message: the attempt, and since when it waits for each lock that it did not get
+# Whether Celery records results of this request of the task. None: it asks the task alone, as before 5.7.
+ignores_result = getattr(trace, "get_actual_ignore_result", None)
 FLAGGING_TRANSPORTS = ("amqp", "redis")  # they flag messages that they deliver again
 
 logger = logging.getLogger("django_distlock")
@@ -109,8 +113,30 @@ class Run:
                 raise self._timeout(problem, wall_clock() - since)
             raise problem
         waits = {WAITS: [self._request.retries, {**self._waits, self._wanted: since}]}
+        is_recorded = self._record_retry(problem)
         signature, pause = self._send_again(problem, deadline, waits, always=not at_pace)
+        if is_recorded:
+            self._request.ignore_result = True
         raise Retry(exc=problem, when=pause or 0.0, sig=signature)
+
+    def _record_retry(self, problem: LockNotAcquired | LockBackendError) -> bool:
+        """Record the state RETRY before the message is sent. Returns whether that was done.
+
+        Celery does so when the task has raised Retry. By then another process may have run what was sent, and RETRY
+        would replace its result for ever.
+        """
+        if ignores_result is None or ignores_result(self._task, self._request):
+            return False
+        text = "".join(traceback.format_exception(problem))
+        try:
+            self._task.backend.mark_as_retry(self._request.id, problem, text, request=self._request)
+        except Exception:
+            logger.exception(
+                "%s is sent again, but its state RETRY could not be recorded before.", self.label,
+                extra=about_event("retry-not-recorded", task=self.label),
+            )  # fmt: skip
+            return False
+        return True
 
     def handle_busy(self, busy: LockNotAcquired, *, retries: bool) -> None:
         """Raises Ignore if the task is done already, or if another delivery of it has the lock. In the second case this

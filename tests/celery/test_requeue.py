@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
+from celery.canvas import Signature
 
 from django_distlock import LockTimeout, distributed_lock, lock, locks
 from django_distlock.celery import requeue, tasks
@@ -198,6 +199,57 @@ class TestRetryForInTheWorker:
         shop.deliver(shop.next())
         assert shop.next() is None
         assert shop.result(sent.id)[0] == "FAILURE"
+
+
+@pytest.mark.usefixtures("holder")
+class TestRecordingRetry:
+    @pytest.fixture
+    def sent(self, shop):
+        @shop.app.task(name="work", shared=False)
+        @distributed_lock("work", on_busy="retry")
+        def task(): ...
+
+        return task.delay()
+
+    @pytest.mark.skipif(tasks.ignores_result is None, reason="Celery records RETRY at the end, before 5.7")
+    def test_what_the_next_run_has_recorded_meanwhile_stays(self, shop, sent, monkeypatch):
+        """Another worker may run what was sent before this one goes on."""
+
+        def send_and_see_it_run(message, *args, send=Signature.apply_async, **options):
+            result = send(message, *args, **options)
+            assert shop.result(sent.id)[0] == "RETRY"
+            shop.app.backend.mark_as_failure(sent.id, ValueError("what the next run raised"))
+            return result
+
+        monkeypatch.setattr(Signature, "apply_async", send_and_see_it_run)
+        shop.deliver(shop.next())
+        assert shop.next() is not None
+        state, error = shop.result(sent.id)
+        assert (state, str(error)) == ("FAILURE", "what the next run raised")
+
+    def test_where_it_fails_the_task_is_sent_again(self, shop, sent, monkeypatch, caplog):
+        record, failures = shop.app.backend.mark_as_retry, iter([ConnectionError("no result backend")])
+
+        def fail_once(*args, **kwargs):
+            for failure in failures:
+                raise failure
+            return record(*args, **kwargs)
+
+        monkeypatch.setattr(shop.app.backend, "mark_as_retry", fail_once)
+        shop.deliver(shop.next())
+        if tasks.ignores_result is not None:
+            assert "result backend" in caplog.text
+            assert shop.next() is not None
+
+    def test_a_request_without_results_has_none(self, shop):
+        @shop.app.task(name="work", shared=False, ignore_result=True)
+        @distributed_lock("work", on_busy="retry")
+        def task(): ...
+
+        sent = task.delay()
+        shop.deliver(shop.next())
+        assert shop.next() is not None
+        assert shop.result(sent.id)[0] == "PENDING"
 
 
 def test_a_store_that_is_slower_than_the_moment_of_standing_by_fails_no_task(shop, proxy, settings, monkeypatch):

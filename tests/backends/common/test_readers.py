@@ -129,18 +129,18 @@ def test_all_wait_on_where_the_connection_is_lost(connection):
 
 def test_one_that_is_over_is_closed_by_the_last_one_in_the_line():
     connection, taking, may_go_on = Connection(), threading.Event(), threading.Event()
-    waiting = [connection.wait(name) for name in "abc"]
-    eventually(lambda: not connection.is_free())
     connection.meanwhile = lambda: taking.set() or may_go_on.wait(PATIENCE)
+    first = connection.wait("a")
     connection.tell("a")
     assert taking.wait(PATIENCE)
+    others = [connection.wait(name) for name in "bc"]
     connection.readers.end()
     for name in "bc":
         connection.events[name].set()
-    end(*waiting[1:])
+    end(*others)
     assert connection.closed == 0
     may_go_on.set()
-    end(waiting[0])
+    end(first)
     assert connection.closed == 1
 
 
