@@ -7,6 +7,7 @@ import itertools
 import threading
 import unittest
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 
@@ -33,12 +34,13 @@ def cases(suite: type[unittest.TestCase]) -> list[str]:
 
 
 class Patient(unittest.TestCase):
-    """CPython's give threads a second to end."""
+    """CPython's give threads a second to end, and take all children of the process for their own."""
 
     def tearDown(self) -> None:
         threads_before, _ = self._threads
         eventually(lambda: _thread._count() <= threads_before)
-        super().tearDown()
+        with patch.object(lock_tests.support, "reap_children"):
+            super().tearDown()
 
 
 def run(suite: type[unittest.TestCase], test: str, make: object) -> None:

@@ -46,7 +46,7 @@ class Metronome:
         while not self._ended.is_set():
             began = time.monotonic()
             time.sleep(0.02)
-            self.late += max(0.0, time.monotonic() - began - 0.05)
+            self.late += max(0.0, time.monotonic() - began - 0.025)
 
     def __exit__(self, *_):
         self._ended.set()
