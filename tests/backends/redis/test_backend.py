@@ -717,7 +717,7 @@ class TestTheServerRefuses:
 
     def test_a_connection_that_comes_back_is_taken_by_who_was_woken(self, proxy, settings):
         """All who wait were woken to see that the server is silent, when it was not any more."""
-        backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=0.5)
+        backend = point_at(settings, proxy.url, max_connections=1, socket_timeout=2.0)
         outcomes = []
 
         async def ask(number):
