@@ -40,6 +40,7 @@ from django_distlock.decorators import task_context
 from django_distlock.options import DEFAULTS, settled
 from django_distlock.testing import store_down
 from tests.support.leases import request_of
+from tests.support.tools import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("locmem_locks")
 
@@ -416,8 +417,9 @@ class TestSentAgain:
         assert [options["headers"][REQUEUES] for options in run.sent] == [1, 10]
         assert run.sent[0]["countdown"] <= 0.5 < 2.5 <= run.sent[1]["countdown"] <= 5
 
-    def test_tasks_that_wait_for_one_lock_are_sent_at_a_pace(self, run):
+    def test_tasks_that_wait_for_one_lock_are_sent_at_a_pace(self, run, monkeypatch):
         """Each keeps others from it for a while, if there is a store that can tell them."""
+        monkeypatch.setattr(requeue, "PACE", 1 / PATIENCE)
         with pytest.raises(Retry):
             run().retry(self.busy(), None)
         assert [info.name for info in locks["default"].held("django_distlock.requeue:")] == [
