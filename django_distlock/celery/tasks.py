@@ -106,7 +106,7 @@ class Run:
         at_pace = not any(lease.is_held for lease in acquired_here())
         if at_pace and deadline > wall_clock():
             keep_pace(problem, self.label, self.message, deadline - wall_clock())
-        # The failure of a run that is sent with no time left could be recorded before this run's RETRY, and be lost.
+        # A run that is sent with no time left fails at once. Before Celery 5.7 RETRY could be recorded after that.
         if deadline - wall_clock() < SHORTEST_PAUSE:
             self._end_wait()
             if isinstance(problem, LockNotAcquired):

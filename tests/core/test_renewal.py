@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from unittest.mock import Mock
 
@@ -85,7 +85,7 @@ def hold(locmem_locks, renewer):
     yield hold
     for lease in held:
         if lease.state in (State.HELD, State.UNKNOWN):
-            with suppress(LockLost):  # of a short TTL, which may end just then
+            with suppress(LockLost) if lease.remaining < 1 else nullcontext():  # it may end just then
                 lease.release()
 
 

@@ -62,7 +62,8 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
         of = " ".join((item.nodeid, *getattr(item, "fixturenames", ()))).lower()
         of_servers[next((server for server in DEAR if server in of), "")].append(item)
     modules = (list(tests) for _, tests in groupby(of_servers.pop(""), key=lambda item: item.path))
-    together = [part for tests in (*of_servers.values(), *modules) for part in parts(tests, load(items) / processes)]
+    most = load(items) / processes
+    together = [part for tests in (*of_servers.values(), *modules) for part in parts(tests, most)]
     shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
     for tests in sorted(together, key=load, reverse=True):
         min(shares, key=load).extend(tests)

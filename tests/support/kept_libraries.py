@@ -18,6 +18,8 @@ from collections.abc import Callable
 
 INSTALLED = tuple(sysconfig.get_path(kind) + "/" for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
+END = "_end_of_program"  # an attribute of ``sys``
+
 left: list[str] = []
 
 
@@ -54,5 +56,5 @@ class End:
 
 def end_with(status: int) -> None:
     """Once the program has returned, or exits. Those in which that of its server ends, too, say nothing new."""
-    if not hasattr(sys, "_end_of_program"):
-        sys._end_of_program = End(status)  # type: ignore[attr-defined]
+    if END not in vars(sys):
+        vars(sys)[END] = End(status)

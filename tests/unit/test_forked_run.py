@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked_run
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import os
@@ -76,3 +78,31 @@ def test_after_a_failure_no_other_is_begun_where_that_is_wanted(run):
     told, events = run("-x", "--deselect", "test_it.py::test_dies")
     assert "stopping after 1 failures" in told
     assert int(re.search(r"(\d+) passed", told)[1]) == events.total() - 2 * events["ended"]
+
+
+class Item:
+    """As far as a test is dealt by it."""
+
+    def __init__(self, module: str, number: int, seconds: float | None, fixture: str) -> None:
+        self.nodeid, self.path, self.fixturenames = f"{module}::{number}", module, [fixture]
+        self._marks = {"seconds": pytest.mark.seconds(seconds).mark} if seconds else {}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self._marks.get(name)
+
+
+def test_shares_take_as_long_and_begin_with_the_longest():
+    of_module = {"a": [60, *[1] * 30], "b": [None] * 400, "c": [2] * 30, "d": [None] * 100, "e": [3] * 20, "f": [9, 9]}
+    items = [
+        Item(module, number, seconds, "zookeeper_locks" if module in "cd" else "")
+        for module, tests in of_module.items()
+        for number, seconds in enumerate(tests)
+    ]
+    shares = forked_run.dealt(items, 4)
+    assert sorted(item.nodeid for share in shares for item in share) == sorted(item.nodeid for item in items)
+    loads, longest = [forked_run.load(share) for share in shares], max(map(forked_run.seconds, items))
+    assert max(loads) - min(loads) <= longest
+    for share in shares:
+        taken = [forked_run.seconds(item) for item in share]
+        assert taken == sorted(taken, reverse=True)
+    assert sum(any("zookeeper_locks" in item.fixturenames for item in share) for share in shares) <= 2
