@@ -106,3 +106,9 @@ def test_shares_take_as_long_and_begin_with_the_longest():
         taken = [forked_run.seconds(item) for item in share]
         assert taken == sorted(taken, reverse=True)
     assert sum(any("zookeeper_locks" in item.fixturenames for item in share) for share in shares) <= 2
+
+
+def test_shares_are_balanced_by_seconds_and_not_by_number():
+    few_long, many_quick = ([Item(module, n, s, "") for n in range(k)] for module, k, s in (("a", 8, 10), ("b", 80, 1)))
+    loads = [forked_run.load(share) for share in forked_run.dealt([*few_long, *many_quick], 4)]
+    assert max(loads) - min(loads) <= 10
