@@ -109,6 +109,6 @@ def test_shares_take_as_long_and_begin_with_the_longest():
 
 
 def test_shares_are_balanced_by_seconds_and_not_by_number():
-    few_long, many_quick = ([Item(module, n, s, "") for n in range(k)] for module, k, s in (("a", 8, 10), ("b", 80, 1)))
-    loads = [forked_run.load(share) for share in forked_run.dealt([*few_long, *many_quick], 4)]
-    assert max(loads) - min(loads) <= 10
+    modules = {"long": (1, 30), **{f"quick{n}": (30, 1) for n in range(3)}, **{f"other{n}": (5, 2) for n in range(6)}}
+    items = [Item(module, n, seconds, "") for module, (number, seconds) in modules.items() for n in range(number)]
+    assert [forked_run.load(share) for share in forked_run.dealt(items, 2)] == [90, 90]
