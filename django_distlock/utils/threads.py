@@ -172,6 +172,7 @@ class Worker:
         idle_since = clock()
         while True:
             self._is_nudged = False
+            self._wake_event.clear()
             due = self._due_after_work(pid)
             if fork.is_copy(pid):
                 return

@@ -21,6 +21,10 @@ class WakeEvent:
         if wake := self._wake:
             wake()
 
+    def clear(self) -> None:
+        """Forget that it was set. For its waiter, which looks afterwards at what it was set for."""
+        self._is_set = False
+
     def wait(self, timeout: float) -> bool:
         """Wait until it is set, or return at once if it was set since the last wait; at most ``timeout`` seconds.
 

@@ -91,6 +91,14 @@ class TestWorker:
         eventually(lambda: work.is_done)
         eventually(lambda: len(running(NAME)) == 1)
 
+    def test_looks_once_for_one_nudge(self):
+        looks = []
+        worker = Worker(NAME, lambda: looks.append(1) or threads.clock() + 3600.0)
+        worker.nudge()
+        eventually(lambda: looks and worker.wakes_at > threads.clock() + 60.0)
+        worker.end().join(PATIENCE)
+        assert len(looks) == 2  # the second, for its end
+
     @pytest.mark.parametrize("idle", [3600.0, 0.0])
     @pytest.mark.parametrize("call", range(1, 6))
     def test_does_what_a_finalizer_wants_between_its_look_and_its_rest(self, work, monkeypatch, idle, call):
@@ -236,6 +244,11 @@ def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, m
     assert waited == [True]
 
 
+def no_watchdog_runs():
+    threads.end_all(PATIENCE)
+    return not running("distlock-watchdog")
+
+
 @pytest.mark.parametrize("it_begins", [False, True])
 def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watchdog(
     postgres, postgres_database, settings, tmp_path_factory, monkeypatch, it_begins
@@ -250,8 +263,7 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
 
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
         locks["default"].look(["name"])
-        threads.end_all(PATIENCE)
-        assert not running("distlock-watchdog")
+        eventually(no_watchdog_runs)
         interrupt_the_start(monkeypatch, "distlock-watchdog", it_begins=it_begins)
         with pytest.raises(TimeLimit):
             locks["default"].look(["name"])
