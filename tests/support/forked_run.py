@@ -20,15 +20,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forkserver
+
 FORK = multiprocessing.get_context("fork")
 PER_PROCESSOR, MOST = 9, 32  # each has servers of its own
 SLOW, QUICK = 0.4, 0.15  # seconds that a test takes about which has no mark for that
-DEAR = "rabbitmq", "cluster", "zookeeper", "redlock"  # take seconds of a processor to start or while idle
+DEAR = "rabbitmq", "cluster", "zookeeper", "redlock", "mariadb"  # take seconds of a processor to start or while idle
+OF_ALL = "libraries", "django", "celery"  # programs are forked from one server of each kind for all processes
 AHEAD = 2  # tests that a process knows beside the one it runs: the next, for its fixtures, and one not to wait for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processes", default="0", help='how many run the tests; "auto"; 0, the default: this one does')
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """It imports while tests are collected."""
+    if session.config.getoption("processes") != "0" and not session.config.option.collectonly:
+        forkserver.server(OF_ALL[0])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -99,6 +108,8 @@ class Run:
         self._workers: dict[Connection, Worker] = {}
 
     def __call__(self) -> None:
+        for like in OF_ALL:
+            forkserver.server(like)
         if terminal := self._session.config.pluginmanager.getplugin("terminalreporter"):
             terminal.showfspath = False  # tests of many modules are reported in turn
         try:

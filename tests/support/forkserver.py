@@ -1,8 +1,8 @@
 """Python programs that start in a few milliseconds: forked from a process that has imported what they need.
 
-Each is a process of its own, as one that ``subprocess`` starts: a child of who starts it, with its pid, arguments,
-environment, folder, streams, session and exit code. Only what happens before its first line is not what it is there,
-nor what its libraries still do when it exits (see ``kept_libraries``), so programs for which that counts are started by
+Each is a process of its own, as one that ``subprocess`` starts, with its pid, arguments, environment, folder, streams,
+session and exit code. Only its parent is another one, what happens before its first line is not what it is there, nor
+is what its libraries still do when it exits (see ``kept_libraries``). So programs for which that counts are started by
 ``subprocess``. On other systems than Linux all are.
 
 Run as a program, it is the server.
@@ -10,13 +10,13 @@ Run as a program, it is the server.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import inspect
 import io
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -26,8 +26,8 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Program(subprocess.Popen[Any]):
     ``like``: what its process has imported; None: nothing. ``terminal``: stdin is one, and becomes that of its session.
     """
 
+    _told: socket.socket | None = None  # of its end; None: it is a child of this process
+
     def __init__(
         self, arguments: Sequence[object], *, like: str | None = "django", terminal: bool = False, **options: Any
     ) -> None:
@@ -75,7 +77,7 @@ class Program(subprocess.Popen[Any]):
             return
         given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        self.pid = _server(self._like).start(
+        self.pid, self._told = server(self._like).start(
             [number if stream == -1 else stream for number, stream in enumerate(streams)],
             arguments=self.args[1:],
             environment=dict(os.environ if given["env"] is None else given["env"]),
@@ -86,8 +88,31 @@ class Program(subprocess.Popen[Any]):
         self._child_created = True
         self._close_pipe_fds(*(given[name] for name in PIPES))  # type: ignore[attr-defined]
 
+    def _internal_poll(self, *arguments: Any, **more: Any) -> int | None:
+        if self._told is None:
+            return super()._internal_poll(*arguments, **more)  # type: ignore[misc, no-any-return]
+        if self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                if self.returncode is None and (status := self._try_wait(os.WNOHANG)[1]) is not None:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, Any]:
+        if self._told is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+        try:
+            status = self._told.recv(SIZE, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, None
+        assert status, "the server of programs has ended"
+        self._told.close()
+        return self.pid, int.from_bytes(status, "big")
+
 
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+SIZE = 8  # bytes, of a number that is told
 
 
 def run(arguments: Sequence[object], *, timeout: float, check: bool = True, **options: Any) -> Any:
@@ -116,11 +141,10 @@ def end_all(processes: Iterable[subprocess.Popen[Any]]) -> None:
 
 
 class ForkServer:
-    """Forks for one test process, and ends with it."""
+    """Forks for this process and for those that are forked from it, and ends with the last of them."""
 
     def __init__(self, like: str) -> None:
-        self._lock = threading.Lock()
-        self._channel, other = socket.socketpair()
+        self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self.process = Program(
                 [__file__, *IMPORTED[like].split()],
@@ -130,32 +154,27 @@ class ForkServer:
                 env={**os.environ, "PYTHONHASHSEED": "0"} if like == "simulation" else None,
             )
 
-    def start(self, streams: Sequence[int], **program: Any) -> int:
-        """The pid of a new child of this process."""
+    def start(self, streams: Sequence[int], **program: Any) -> tuple[int, socket.socket]:
+        """The pid, and what tells the status with which the program ends."""
         request = json.dumps(program).encode()
-        with self._lock, _adopting_orphans():
-            socket.send_fds(self._channel, [len(request).to_bytes(8, "big")], streams)
-            self._channel.sendall(request)
-            return int.from_bytes(_read(self._channel, 8), "big")
+        told, tell = socket.socketpair()
+        try:
+            with tell:
+                socket.send_fds(self._channel, [b"!"], [tell.fileno(), *streams])
+            told.sendall(len(request).to_bytes(SIZE, "big") + request)
+            return int.from_bytes(_read(told, SIZE), "big"), told
+        except BaseException:
+            told.close()
+            raise
 
 
 _servers: dict[str, ForkServer] = {}
 _starting = threading.RLock()  # two threads may ask for the first program at once; one server may start another
 
 
-def _server(like: str) -> ForkServer:
+def server(like: str) -> ForkServer:
     with _starting:
         return _servers.get(like) or _servers.setdefault(like, ForkServer(like))
-
-
-@contextmanager
-def _adopting_orphans() -> Iterator[None]:
-    """The children of its children that end meanwhile become its own."""
-    prctl = ctypes.CDLL(None).prctl
-    set_child_subreaper = 36
-    assert prctl(set_child_subreaper, 1, 0, 0, 0) == 0
-    yield
-    assert prctl(set_child_subreaper, 0, 0, 0, 0) == 0
 
 
 def _read(channel: socket.socket, size: int) -> bytes:
@@ -170,28 +189,56 @@ def _read(channel: socket.socket, size: int) -> bytes:
 
 def _serve(channel: socket.socket) -> dict[str, Any]:
     """Returns in a forked program, with what it is; else never."""
+    living: dict[int, tuple[int, socket.socket]] = {}  # by what becomes readable at its end: pid, and whom to tell
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
     while True:
-        size, streams, _, _ = socket.recv_fds(channel, 8, 3)
-        if not size:
-            os._exit(0)  # who wanted programs has ended
-        program = json.loads(_read(channel, int.from_bytes(size, "big")))
-        told, tell = os.pipe()
-        if not (parent := os.fork()):
-            if pid := os.fork():
-                os.write(tell, pid.to_bytes(8, "big"))
-                os._exit(0)  # which leaves its child to the test process
-            channel.close()
-            os.close(told)
-            os.close(tell)
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
+        for ready, _ in poll.poll():
+            if ready in living:
+                poll.unregister(ready)
+                os.close(ready)
+                _tell_of_end(*living.pop(ready))
+                continue
+            _, files, _, _ = socket.recv_fds(channel, 1, 4)
+            if not files:
+                os._exit(0)  # all who wanted programs have ended
+            tell, streams = socket.socket(fileno=files[0]), files[1:]
+            program = _wanted(tell)
+            if program and not (pid := os.fork()):
+                for one in (channel, tell, *(other for _, other in living.values())):
+                    one.close()
+                for end in living:
+                    os.close(end)
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                    os.close(stream)
+                return program
+            for stream in streams:
                 os.close(stream)
-            return program
-        for one in (tell, *streams):
-            os.close(one)
-        os.waitpid(parent, 0)
-        with os.fdopen(told, "rb") as pid_of_child:
-            channel.sendall(pid_of_child.read())
+            if program:
+                _tell(tell, pid)
+                end = os.pidfd_open(pid)
+                living[end] = pid, tell
+                poll.register(end, select.POLLIN)
+
+
+def _wanted(tell: socket.socket) -> dict[str, Any] | None:
+    """What the program is; None: who wants it ended before it had said so."""
+    try:
+        return json.loads(_read(tell, int.from_bytes(_read(tell, SIZE), "big")))  # type: ignore[no-any-return]
+    except EOFError:
+        tell.close()
+        return None
+
+
+def _tell_of_end(pid: int, tell: socket.socket) -> None:
+    with tell:
+        _tell(tell, os.waitpid(pid, 0)[1])
+
+
+def _tell(who: socket.socket, number: int) -> None:
+    with suppress(BrokenPipeError):  # it has ended
+        who.sendall(number.to_bytes(SIZE, "big"))
 
 
 def _become(program: dict[str, Any]) -> None:
