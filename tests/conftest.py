@@ -131,9 +131,12 @@ def unique_aliases(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return aliases
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_exit() -> Iterator[None]:
-    """A process of the run does not wait for stores that tests have ended, as it would for each that may fail over."""
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Nobody asks stores that the tests of a module have ended for what those tests left there.
+
+    Else other tests would read of it, and the exit would wait for each store that may fail over.
+    """
     yield
     forget_what_is_left()
 

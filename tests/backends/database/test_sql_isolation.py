@@ -92,7 +92,7 @@ def while_its_row_changes(backend, call):
     try:
         execute(f"UPDATE {TABLE} SET version = version + 1 WHERE name = %s", key)
         thread.start()
-        waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"  # what pg_stat_activity tells a transaction stays
         eventually(lambda: execute(waits) == [(True,)], 6 * PATIENCE)
     finally:
         execute("COMMIT")
