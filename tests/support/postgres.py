@@ -78,6 +78,7 @@ class Postgres:
             [
                 self.programs / "postgres", "-D", self._data, "-k", self.folder, *self._syncs,
                 "-c", "listen_addresses=", "-c", "max_connections=300",
+                "-c", "shared_buffers=16MB", "-c", "autovacuum=off",  # sessions, and a server that waits, cost less
             ],
             **self._run,
         )  # fmt: skip
