@@ -369,11 +369,12 @@ def told_again_at(point):
     handlers = [signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)]
     signals.defer()
     signal.raise_signal(signal.SIGTERM)
+    others = sys.gettrace()  # as of who measures coverage
     sys.settrace(trace)
     try:
         signals.deliver()
     except SystemExit:
-        sys.settrace(None)
+        sys.settrace(others)
     else:
         raise AssertionError(f"the signal was lost at point {point}")
     while any(thread.name == "distlock-signal" for thread in threading.enumerate()):

@@ -37,6 +37,7 @@ class Interrupter:
     def run(self, call: Callable[[], object]) -> None:
         """Raises what the call raises, unless it was interrupted."""
         gc.disable()
+        others = sys.gettrace()  # as of who measures coverage
         sys.setprofile(self._returned)
         sys.settrace(self._entered)
         try:
@@ -47,7 +48,7 @@ class Interrupter:
             if not self.where:  # SQLite makes an error of its own of what its functions raise
                 raise
         finally:
-            sys.settrace(None)
+            sys.settrace(others)
             sys.setprofile(None)
             gc.enable()
 
