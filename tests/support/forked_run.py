@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ FORK = multiprocessing.get_context("fork")
 PER_PROCESSOR, MOST = 9, 32  # each has servers of its own
 SLOW, QUICK = 0.4, 0.15  # seconds that a test takes about which has no mark for that
 DEAR = "rabbitmq", "cluster", "zookeeper", "redlock", "mariadb"  # take seconds of a processor to start or while idle
-OF_ALL = "libraries", "django", "celery"  # programs are forked from one server of each kind for all processes
+OF_ALL = ("libraries", "django", "celery") if sys.platform == "linux" else ()  # servers of programs, for all processes
 AHEAD = 2  # tests that a process knows beside the one it runs: the next, for its fixtures, and one not to wait for
 
 
@@ -37,7 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """It imports while tests are collected."""
     if session.config.getoption("processes") != "0" and not session.config.option.collectonly:
-        forkserver.server(OF_ALL[0])
+        for like in OF_ALL[:1]:
+            forkserver.server(like)
 
 
 @pytest.hookimpl(tryfirst=True)

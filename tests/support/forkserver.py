@@ -1,8 +1,8 @@
 """Python programs that start in a few milliseconds: forked from a process that has imported what they need.
 
 Each is a process of its own, as one that ``subprocess`` starts, with its pid, arguments, environment, folder, streams,
-session and exit code. Only its parent is another one, what happens before its first line is not what it is there, nor
-is what its libraries still do when it exits (see ``kept_libraries``). So programs for which that counts are started by
+session and exit code. Three things differ: its parent is the server, nothing happens before its first line, and its
+libraries do nothing more when it exits (see ``kept_libraries``). Programs for which that counts are started by
 ``subprocess``. On other systems than Linux all are.
 
 Run as a program, it is the server.
