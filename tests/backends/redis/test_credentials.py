@@ -480,7 +480,7 @@ class TestCaches:
 def test_a_forked_child_asks_by_itself(server, settings, fork):
     """Where its parent was asking just then, and its thread is the parent's."""
     provider = Slow()
-    backend = server.point(settings, provider)
+    backend = server.point(settings, provider, **server.patience)
     with ThreadPoolExecutor(1) as threads:
         look = threads.submit(backend.look, ["name"])
         eventually(provider.asked.is_set)
