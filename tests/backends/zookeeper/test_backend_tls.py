@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock import LockBackendError, lock, locks
 from tests.support.ports import free_port
-from tests.support.tools import eventually, renewer_of
+from tests.support.tools import PATIENCE, eventually, renewer_of
 from tests.support.zookeeper import Server, needed_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.seconds(5)]
@@ -76,7 +76,7 @@ def test_a_lock_is_taken_waited_for_and_released(secured, calls):
 def test_a_long_answer_arrives_whole(secured):
     """It comes in several records of TLS, of which a poll of the socket sees the first one only."""
     backend = secured()
-    held = [lock(f"{number:04}" * 50) for number in range(200)]
+    held = [lock(f"{number:04}" * 50, ttl=6 * PATIENCE) for number in range(200)]  # kept on a busy machine, too
     for one in held:
         one.acquire()
     assert len(list(backend.held())) == 200
