@@ -1219,7 +1219,8 @@ class TestWhatNodesAnswer:
 
         with ExitStack() as servers:
             scripted = [servers.enter_context(Scripted()) for _ in range(5)]
-            backend = configured([server.url for server in scripted], OPTIONS={"node_timeout": 0.3})
+            patience = {"node_timeout": 1.0, "socket_connect_timeout": 10.0}  # three must answer on a busy machine
+            backend = configured([server.url for server in scripted], OPTIONS=patience)
             calls(backend).look(["name"])
             scripted[0].fail(Scripted.SILENCE, on=(b"EVALSHA",))
             if other:
