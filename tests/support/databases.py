@@ -119,10 +119,10 @@ def known_wrong(database, alias="wrong"):
 OF_OTHERS = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 
 
-def sessions():
-    """The processes of the server of PostgreSQL, but for the one that tells it."""
+def sessions(application=""):
+    """The processes of the server of PostgreSQL, but for the one that tells it. ``application``: of that name alone."""
     with connections[ALIAS].cursor() as cursor:
-        cursor.execute(f"SELECT pid {OF_OTHERS}")
+        cursor.execute(f"SELECT pid {OF_OTHERS} AND application_name LIKE %s", [application or "%"])
         return [pid for (pid,) in cursor.fetchall()]
 
 

@@ -73,9 +73,9 @@ class Program(subprocess.Popen[Any]):
 
     def _execute_child(self, *arguments: Any) -> None:
         if sys.platform != "linux" or self._like is None:
-            super()._execute_child(*arguments)  # type: ignore[misc]
+            super()._execute_child(*arguments)
             return
-        given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
+        given = inspect.signature(super()._execute_child).bind(*arguments).arguments
         streams = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         self.pid, self._told = server(self._like).start(
             [number if stream == -1 else stream for number, stream in enumerate(streams)],
@@ -86,26 +86,22 @@ class Program(subprocess.Popen[Any]):
             terminal=self._terminal,
         )
         self._child_created = True
-        self._close_pipe_fds(*(given[name] for name in PIPES))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(given[name] for name in PIPES))
 
     def _internal_poll(self, *arguments: Any, **more: Any) -> int | None:
         if self._told is None:
-            return super()._internal_poll(*arguments, **more)  # type: ignore[misc, no-any-return]
-        if self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
-            try:
-                if self.returncode is None and (status := self._try_wait(os.WNOHANG)[1]) is not None:
-                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
-            finally:
-                self._waitpid_lock.release()  # type: ignore[attr-defined]
-        return self.returncode
+            return super()._internal_poll(*arguments, **more)
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(timeout=0)
+        return None
 
-    def _try_wait(self, wait_flags: int) -> tuple[int, Any]:
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._told is None:
-            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+            return super()._try_wait(wait_flags)
         try:
             status = self._told.recv(SIZE, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
         except BlockingIOError:
-            return 0, None
+            return 0, 0
         assert status, "the server of programs has ended"
         self._told.close()
         return self.pid, int.from_bytes(status, "big")
@@ -225,7 +221,7 @@ def _serve(channel: socket.socket) -> dict[str, Any]:
 def _wanted(tell: socket.socket) -> dict[str, Any] | None:
     """What the program is; None: who wants it ended before it had said so."""
     try:
-        return json.loads(_read(tell, int.from_bytes(_read(tell, SIZE), "big")))  # type: ignore[no-any-return]
+        return json.loads(_read(tell, int.from_bytes(_read(tell, SIZE), "big")))
     except EOFError:
         tell.close()
         return None
@@ -261,7 +257,7 @@ def _become(program: dict[str, Any]) -> None:
     arguments = program["arguments"]
     while arguments[0] == "-W":
         sys.warnoptions.append(arguments[1])
-        warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
+        warnings.simplefilter(arguments[1])
         del arguments[:2]
     match arguments:
         case ["-c", code, *rest]:

@@ -97,6 +97,7 @@ OF_MANY_MODULES = {
     "unit/test_docs": "the pages",
     "unit/test_forked_run": "a run of tests in several processes",
     "unit/test_forkserver": "programs that tests fork",
+    "unit/test_interrupts": "exceptions at each point of the package",
     "unit/test_imports": "what a process loads",
     "unit/test_layout": "the structure of the package",
     "unit/test_platforms": "other systems",

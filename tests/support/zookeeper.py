@@ -11,9 +11,12 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import Any
 
+import kazoo.protocol.connection
+import kazoo.retry
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
@@ -23,6 +26,10 @@ from tests.support.ports import free_port, free_ports
 from tests.support.proxy import Proxy, Stream
 from tests.support.requirements import missing
 from tests.support.tools import eventually
+
+# A session draws a number at each ping. Hypothesis would take that for the work of a strategy, in whatever test it is.
+for module in (kazoo.protocol.connection, kazoo.retry):
+    module.random = Random()
 
 JARS = "/usr/share/java/zookeeper.jar"  # of Debian's package, whose manifest names what it needs
 CLASSES = f"{JARS}:/usr/share/java/netty-codec.jar"  # which TLS needs besides, and that manifest leaves out

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 
 import pytest
+from django.db import connections
 
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.utils import threads
 from django_distlock.utils.threads import Post, Worker
 from django_distlock.utils.wakeup import WakeEvent
-from tests.support.databases import open_connections, sessions, through
+from tests.support.databases import known_database, open_connections, sessions, through
 from tests.support.inside import listener_of
+from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually
 
 NAME = "distlock-example"
+OWN = "own"  # an alias of PostgreSQL, and what its sessions are called there
 
 
 class TimeLimit(Exception):
@@ -244,11 +247,6 @@ def test_waiters_are_woken_after_an_interrupted_start_of_the_listener(request, m
     assert waited == [True]
 
 
-def no_watchdog_runs():
-    threads.end_all(PATIENCE)
-    return not running("distlock-watchdog")
-
-
 @pytest.mark.parametrize("it_begins", [False, True])
 def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watchdog(
     postgres, postgres_database, settings, tmp_path_factory, monkeypatch, it_begins
@@ -263,7 +261,10 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
 
     with through(postgres, tmp_path_factory.mktemp("p"), settings) as proxy:
         locks["default"].look(["name"])
-        eventually(no_watchdog_runs)
+        watchdogs = running("distlock-watchdog")  # what earlier tests have left may start another meanwhile
+        assert watchdogs
+        threads.end_all(PATIENCE)
+        assert not [thread for thread in watchdogs if thread.is_alive()]
         interrupt_the_start(monkeypatch, "distlock-watchdog", it_begins=it_begins)
         with pytest.raises(TimeLimit):
             locks["default"].look(["name"])
@@ -275,15 +276,26 @@ def test_calls_to_a_database_have_an_end_after_an_interrupted_start_of_the_watch
     assert len(failures) == 1
 
 
+@pytest.fixture
+def own_locks(postgres, postgres_database, settings, long_calls):
+    """Its sessions have a name: what earlier tests have left may begin others."""
+    with known_database({**postgres.settings(), "OPTIONS": {"application_name": OWN}}, OWN):
+        connections[OWN].close()
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": DATABASE, "LOCATION": OWN}}
+        yield locks["default"]
+        locks.close()
+
+
 @pytest.mark.parametrize("it_begins", [False, True])
-def test_no_connection_is_left_open_by_an_interrupted_start_of_what_connects(postgres_locks, monkeypatch, it_begins):
-    others = open_connections(postgres_locks)
-    postgres_locks.close()
-    of_others = {*sessions()}  # what an earlier test has left may have begun another since the last ones were ended
+def test_no_connection_is_left_open_by_an_interrupted_start_of_what_connects(own_locks, monkeypatch, it_begins):
+    others = open_connections(own_locks)
+    own_locks.close()
+    eventually(lambda: not sessions(OWN))
     interrupt_the_start(monkeypatch, "distlock-connecting", it_begins=it_begins)
     with pytest.raises(TimeLimit):
-        postgres_locks.look(["name"])
+        own_locks.look(["name"])
     eventually(lambda: not running("distlock-connecting"))
-    eventually(lambda: not open_connections(postgres_locks, but=others))
-    eventually(lambda: of_others.issuperset(sessions()))
-    assert postgres_locks.look(["name"]) == [[]]
+    eventually(lambda: not open_connections(own_locks, but=others))
+    eventually(lambda: not sessions(OWN))
+    assert own_locks.look(["name"]) == [[]]
+    assert sessions(OWN)

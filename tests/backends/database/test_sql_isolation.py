@@ -92,7 +92,8 @@ def while_its_row_changes(backend, call):
     try:
         execute(f"UPDATE {TABLE} SET version = version + 1 WHERE name = %s", key)
         thread.start()
-        waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"  # what pg_stat_activity tells a transaction stays
+        # pg_stat_activity would tell this transaction the same at each look.
+        waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
         eventually(lambda: execute(waits) == [(True,)], 6 * PATIENCE)
     finally:
         execute("COMMIT")

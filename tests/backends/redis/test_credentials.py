@@ -695,7 +695,8 @@ class TestAServerThatForgets:
     def test_a_token_that_it_does_not_take_is_told_on_a_new_connection(self, settings, calls, refusal):
         with Scripted() as server:
             provider = Pushing("user", "first")
-            Store({"BACKEND": REDIS, "LOCATION": server.url.replace(":pw@", "")}, []).point(settings, provider)
+            store = Store({"BACKEND": REDIS, "LOCATION": server.url.replace(":pw@", "")}, [])
+            store.point(settings, provider, **store.patience)
             warm_up(calls)
             provider.login = "user", "second"
             provider.push(*provider.login)
