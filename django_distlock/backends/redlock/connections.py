@@ -153,7 +153,7 @@ class Node(NodeState):
         super().__init__(breaker, timing)
         self.number, self.location = number, location
         self.spare: list[NodeConnection] = []
-        self._opening: set[threading.Thread] = set()
+        self._opening: frozenset[threading.Thread] = frozenset()  # replaced, never changed: any thread counts them
 
     @property
     def connecting_count(self) -> int:
@@ -162,12 +162,12 @@ class Node(NodeState):
     def connect_in(self, thread: threading.Thread) -> None:
         """Raises RuntimeError if no thread can be started."""
         self.connecting_since = clock()
-        self._opening = {*filter(threading.Thread.is_alive, self._opening), thread}
+        self._opening = frozenset((*filter(threading.Thread.is_alive, self._opening), thread))
         thread.start()
 
     def connecting_ended(self) -> None:
         """Called in the thread that connects."""
-        self._opening.discard(threading.current_thread())
+        self._opening -= {threading.current_thread()}
 
 
 class Nodes:

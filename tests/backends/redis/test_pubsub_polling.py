@@ -88,6 +88,7 @@ def nothing_is_left(store):
 class TestOrder:
     """S10. Judged by what was asked and answered."""
 
+    @pytest.mark.usefixtures("long_calls")
     @pytest.mark.parametrize("publishes", [*UNTRUE.values(), OF_SOME], ids=[*UNTRUE, "of some"])
     def test_nobody_overtakes_a_waiter(self, start, store, journal, publishes):
         """Also where others are handed the lock."""

@@ -1022,6 +1022,29 @@ class TestOpeningConnections:
         with ThreadPoolExecutor(30) as pool:
             assert list(pool.map(hold, range(30))) == [None] * 30
 
+    def test_threads_that_open_them_may_end_while_others_count_them(self, redlock_locks, monkeypatch):
+        node, is_counted, over = nodes_of(client_of(redlock_locks))[0], threading.Event(), threading.Event()
+        is_alive = threading.Thread.is_alive
+
+        def end():
+            is_counted.wait(PATIENCE)
+            node.connecting_ended()
+
+        def ends_meanwhile(thread):
+            is_counted.set()
+            ending.join(PATIENCE)
+            return is_alive(thread)
+
+        ending, *others = (threading.Thread(target=target) for target in (end, over.wait, over.wait))
+        for thread in (ending, *others):
+            node.connect_in(thread)
+        with monkeypatch.context() as patches:
+            patches.setattr(threading.Thread, "is_alive", ends_meanwhile)
+            assert node.connecting_count == len(others)
+        over.set()
+        for thread in others:
+            thread.join(PATIENCE)
+
     @pytest.mark.parametrize("is_begun", [False, True], ids=["before it began", "after it began"])
     def test_an_interrupted_start_of_a_thread_is_not_under_way_for_ever(self, redlock_locks, monkeypatch, is_begun):
         """As by a time limit that a handler of a signal raises."""
