@@ -34,7 +34,7 @@ from tests.support.inside import look_at_schedule, runs_of, schedule_store_of
 from tests.support.programs import ROOT
 from tests.support.schedulers import FileBeat, MemoryBeat, StockBeat
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(1)]
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 

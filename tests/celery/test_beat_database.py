@@ -27,7 +27,7 @@ from tests.support.inside import runs_of, schedule_store_of
 
 START = datetime(2026, 11, 21, 12, 0, 20, tzinfo=UTC)
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.seconds(2)]
 
 
 class DatabaseBeat(DistlockDatabaseScheduler, Recording):

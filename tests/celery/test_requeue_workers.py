@@ -16,7 +16,7 @@ from django_distlock.celery.requeue import LONGEST_WAIT, PACE
 from tests.support.tools import eventually
 from tests.support.workers.pools import POOLS, slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(1)]
 
 SLOTS, CONCURRENCY = 3, 8  # of the task, and of its worker
 

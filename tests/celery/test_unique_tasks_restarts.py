@@ -19,7 +19,7 @@ PATIENCE = 240.0  # seconds in which a broker starts and its clients find it
 
 @pytest.fixture(params=["redis", "rabbitmq"])
 def broker(request, tmp_path_factory):
-    with broker_that_restarts(request.param, tmp_path_factory.mktemp("b")) as broker:
+    with broker_that_restarts(request.param, request, tmp_path_factory.mktemp("b")) as broker:
         yield broker
 
 

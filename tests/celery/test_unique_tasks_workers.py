@@ -19,7 +19,7 @@ from tests.support.tools import PATIENCE, eventually
 from tests.support.workers.harness import Worker
 from tests.support.workers.pools import pools
 
-pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.usefixtures("the_locks")]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.usefixtures("the_locks"), pytest.mark.seconds(1)]
 
 TTL = 2.0  # of the alias "brief"
 

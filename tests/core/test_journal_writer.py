@@ -37,6 +37,8 @@ from tests.support.programs import heard, in_a_fork
 from tests.support.stores import LOCMEM
 from tests.support.tools import backend_on, eventually, keeping_a_journal, on_stores
 
+pytestmark = pytest.mark.seconds(1)
+
 backend_without = backend_on("locmem")
 on_each_store = on_stores("redis", "locmem", "sqlite", fixture="backend_without")
 

@@ -13,7 +13,7 @@ import pytest
 
 from django_distlock import Lock, lock
 from django_distlock.backends.redis import RedisBackend
-from tests.support.inside import listener_of
+from tests.support.inside import forget_what_is_left, listener_of
 from tests.support.requirements import missing
 from tests.support.tools import PATIENCE, eventually, on_stores, renewer_of
 
@@ -71,8 +71,9 @@ class TestCPython:
             listener_of(backend).start("held all the time", PATIENCE)
         with lock("held all the time"):
             yield
-        renewer = renewer_of(backend)
-        eventually(lambda: renewer.release_all() or not renewer.leases())  # also those of threads that end late
+        # A thread that is not of `threading` is never known to have ended before Python 3.13: what it left is renewed.
+        renewer_of(backend).release_all()
+        forget_what_is_left()
 
     @on_stores("redis", "locmem")
     @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [None])

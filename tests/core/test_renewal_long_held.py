@@ -20,7 +20,7 @@ from django_distlock.testing import lose
 from tests.support.stores import LOCMEM
 from tests.support.tools import PATIENCE, eventually, on_stores
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.seconds(0.5)]
 
 TTL = 1.2  # seconds, of which a busy machine may take a part
 TOLD = "held for longer than the LONG_HELD of 'default'"

@@ -28,7 +28,7 @@ from tests.support.browser import Browser
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, eventually, lock_request, locked_names
 
-pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True), pytest.mark.seconds(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.django_db(transaction=True), pytest.mark.seconds(6)]
 
 LIST = "/admin/distlock/heldlock/"
 ROWS = "#result_list tbody tr"

@@ -188,7 +188,7 @@ def test_a_broker_that_is_down_for_all_beats(fleets, server_that_stops):
 
 @pytest.fixture
 def restarting(request, tmp_path_factory):
-    with broker_that_restarts(request.param, tmp_path_factory.mktemp("b")) as broker:
+    with broker_that_restarts(request.param, request, tmp_path_factory.mktemp("b")) as broker:
         yield broker
 
 

@@ -19,7 +19,7 @@ from tests.support.programs import ROOT
 from tests.support.requirements import missing
 from tests.support.tools import eventually
 
-pytestmark = pytest.mark.seconds(5)
+pytestmark = pytest.mark.seconds(8)
 
 STARTS_WITHIN = 60.0  # seconds
 

@@ -14,7 +14,7 @@ from .planted.changes import PROTOCOL, read
 from .planted.run import MOST_RUNS, first_finding
 from .worlds import WORLDS
 
-pytestmark = pytest.mark.seconds(5)
+pytestmark = pytest.mark.seconds(10)
 
 RUNS = 1
 TWICE = "interrupts", "sentinel", "postgresql", "sqlite"  # lines, messages, statements and files; CI has all

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import pytest
 from redis import Redis
 
 from example_project.valkey import Valkey
-from tests.support import rabbitmq
-from tests.support.requirements import missing
+from tests.support.rabbitmq import RabbitMQ
 
 
 class Broker(NamedTuple):
@@ -43,14 +43,15 @@ def _redis(folder: Path) -> Iterator[Broker]:
 
 
 @contextmanager
-def _rabbitmq() -> Iterator[Broker]:
-    """Its node ends in order."""
-    if (programs := rabbitmq.programs()) is None:
-        missing("rabbitmq", "no rabbitmq-server and epmd found; install the package rabbitmq-server")
-    with rabbitmq.RabbitMQ(*programs) as server:
+def _rabbitmq(server: RabbitMQ) -> Iterator[Broker]:
+    """Its node ends in order. It takes seconds of a processor to start, so it is that of the test process."""
+    try:
         yield Broker(server.url, server.stop, server.start, queue_types=("classic", "quorum"))
+    finally:
+        if server.process.poll() is not None:
+            server.start()
 
 
-def broker_that_restarts(kind: str, folder: Path) -> AbstractContextManager[Broker]:
+def broker_that_restarts(kind: str, request: pytest.FixtureRequest, folder: Path) -> AbstractContextManager[Broker]:
     """``kind``: "redis" or "rabbitmq"."""
-    return _redis(folder) if kind == "redis" else _rabbitmq()
+    return _redis(folder) if kind == "redis" else _rabbitmq(request.getfixturevalue("rabbitmq"))

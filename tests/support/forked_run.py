@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import groupby
@@ -70,8 +70,7 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
     """
     of_servers: dict[str, list[pytest.Item]] = {server: [] for server in (*DEAR, "")}
     for item in items:
-        of = " ".join((item.nodeid, *getattr(item, "fixturenames", ()))).lower()
-        of_servers[next((server for server in DEAR if server in of), "")].append(item)
+        of_servers[dear_server(item)].append(item)
     modules = (list(tests) for _, tests in groupby(of_servers.pop(""), key=lambda item: item.path))
     most = load(items) / processes
     together = [part for tests in (*of_servers.values(), *modules) for part in parts(tests, most)]
@@ -79,7 +78,7 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
     for tests in sorted(together, key=load, reverse=True):
         min(shares, key=load).extend(tests)
     for share in shares:
-        share.sort(key=seconds, reverse=True)
+        share.sort(key=lambda test: (seconds(test), bool(dear_server(test))), reverse=True)
     return shares
 
 
@@ -96,8 +95,32 @@ def seconds(test: pytest.Item) -> float:
     return float(mark.args[0]) if mark else SLOW if test.get_closest_marker("slow") else QUICK
 
 
+@cache
+def dear_server(test: pytest.Item) -> str:
+    """The one that it needs; "": none."""
+    of = " ".join((test.nodeid, *getattr(test, "fixturenames", ()))).lower()
+    return next((server for server in DEAR if server in of), "")
+
+
 def load(tests: Iterable[pytest.Item]) -> float:
     return sum(map(seconds, tests))
+
+
+def to_give(share: Iterable[pytest.Item], servers: Container[str]) -> list[pytest.Item]:
+    """What a process may take over that has these dear servers: it would start another one for a few quick tests."""
+    return [test for test in share if dear_server(test) in servers]
+
+
+def given_away(share: deque[pytest.Item], servers: Container[str]) -> list[pytest.Item]:
+    """The second half of that."""
+    given: list[pytest.Item] = []
+    left = to_give(share, servers)
+    half = load(left) / 2
+    while half > 0:
+        given.insert(0, left.pop())
+        half -= seconds(given[0])
+        share.remove(given[0])
+    return given
 
 
 class Run:
@@ -133,15 +156,13 @@ class Run:
             self._hand(worker)
 
     def _hand(self, worker: Worker) -> None:
-        """The next test of its share or, where that is done, of the second half of the longest; None: there is none."""
+        """The next test of its share or, where that is done, of what another one may give; None: there is none."""
         if not worker.share:
-            longest = max(self._left, key=load)
-            half = load(longest) / 2
-            while half > 0:
-                worker.share.appendleft(longest.pop())
-                half -= seconds(worker.share[0])
+            richest = max(self._left, key=lambda share: load(to_give(share, worker.servers)))
+            worker.share.extend(given_away(richest, worker.servers))
         if worker.share and not self._session.shouldfail and not self._session.shouldstop:
             worker.handed.append(worker.share.popleft())
+            worker.servers.add(dear_server(worker.handed[-1]))
             worker.tell(self._number_of[worker.handed[-1]])
         else:
             worker.tell(None)
@@ -175,10 +196,10 @@ class Run:
 
 
 class Worker:
-    """A process, its share, and what it was handed of that and has not done."""
+    """A process, its share, what it was handed of that and has not done, and the dear servers that it has."""
 
     def __init__(self, session: pytest.Session, share: deque[pytest.Item], others: list[Connection]) -> None:
-        self.share, self.handed = share, deque[pytest.Item]()
+        self.share, self.handed, self.servers = share, deque[pytest.Item](), {""}
         folder = session.config._tmp_path_factory.mktemp("process")
         self.channel, channel = FORK.Pipe()
         self.process = FORK.Process(target=work, args=(session, folder, channel, [self.channel, *others]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -112,3 +112,12 @@ def test_shares_are_balanced_by_seconds_and_not_by_number():
     modules = {"long": (1, 30), **{f"quick{n}": (30, 1) for n in range(3)}, **{f"other{n}": (5, 2) for n in range(6)}}
     items = [Item(module, n, seconds, "") for module, (number, seconds) in modules.items() for n in range(number)]
     assert [forked_run.load(share) for share in forked_run.dealt(items, 2)] == [90, 90]
+
+
+def test_who_has_done_its_share_is_given_half_of_what_needs_no_dear_server_that_it_lacks():
+    items = [Item("a", number, 2, "zookeeper_locks" if number % 2 else "") for number in range(20)]
+    share = deque(items)
+    assert forked_run.given_away(share, {""}) == items[10::2]
+    assert list(share) == [*items[:10], *items[11::2]]
+    assert forked_run.given_away(deque(items[1::2]), {"", "mariadb"}) == []
+    assert forked_run.given_away(deque(items), {"", "zookeeper"}) == items[10:]

@@ -25,7 +25,7 @@ from tests.support.stores import DATABASE
 from tests.support.timed import timed
 from tests.support.tools import PATIENCE, eventually, insist, renewer_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(1)]
 
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))
 SAMPLE = 12  # of so many cases one runs by default

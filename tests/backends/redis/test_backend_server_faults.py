@@ -19,7 +19,7 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS
 from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, renewer_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(1)]
 
 PAUSE = 2500  # ms
 

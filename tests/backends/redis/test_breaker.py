@@ -21,6 +21,8 @@ from tests.support.scripted import Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.tools import PATIENCE, eventually, insist, renewer_of
 
+pytestmark = pytest.mark.seconds(1)
+
 TIMEOUT = 0.3  # seconds
 BRIEF = 5.0  # seconds, far below PATIENCE, for what would wait as long as it is allowed to
 

@@ -23,7 +23,7 @@ from tests.support.stores import REDIS, REDIS_CLUSTER, REDLOCK
 from tests.support.timed import timed
 from tests.support.tools import eventually, insist, renewer_of
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.seconds(1)]
 
 NETWORKS = count()
 EVERYTHING = bool(os.environ.get("DISTLOCK_SOAK"))

@@ -23,6 +23,8 @@ from tests.support.scripted import Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import ending_within, eventually, renewer_of
 
+pytestmark = pytest.mark.seconds(1)
+
 
 @pytest.fixture(autouse=True)
 def _close():

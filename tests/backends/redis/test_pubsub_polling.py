@@ -22,7 +22,7 @@ from tests.support.peers import PROLOGUE, RANDOM_WORKER, Peer
 from tests.support.strict_proxy import StrictProxy
 from tests.support.tools import PATIENCE, eventually, lock_request
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(1)]
 
 # What scripts have in the place of a call of PUBLISH; see StrictProxy
 UNTRUE = {

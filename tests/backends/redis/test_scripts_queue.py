@@ -44,7 +44,7 @@ from tests.support.tools import (
     threads_of,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(1)]
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 QUEUE = "lock|q:name"

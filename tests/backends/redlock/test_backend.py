@@ -46,7 +46,7 @@ from tests.support.tools import (
     renewer_of,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.seconds(1)]
 
 REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
 FREE, TAKEN, FAILED, PENDING = "free", "taken", "failed", "pending"

@@ -20,7 +20,7 @@ from django_distlock.backends.redlock.messages import NOT_ASKED, SCRIPT_LOADS, E
 from django_distlock.types import Grant, LockInfo
 from tests.support.tools import lock_request
 
-pytestmark = pytest.mark.seconds(2)
+pytestmark = pytest.mark.seconds(5)
 
 SIZE = 5
 TTL = 30_000_000  # µs of the made-up time

@@ -17,6 +17,8 @@ from tests.support.inside import client_of
 from tests.support.leases import deadline_of, request_of
 from tests.support.tools import PATIENCE, eventually, insist, lock_request, locked_names, renewer_of, threads_of
 
+pytestmark = pytest.mark.seconds(1)
+
 GONE = 2.0  # seconds in which the node of a lock that nobody has is deleted
 
 

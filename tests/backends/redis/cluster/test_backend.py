@@ -34,6 +34,8 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import PATIENCE, eventually, inbox_of_a_waiter, lock_request, locked_names
 
+pytestmark = pytest.mark.seconds(0.8)
+
 HAND_OFFS = 30
 
 
