@@ -19,6 +19,8 @@ from tests.support.tools import eventually
 
 PLACES = "/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/sbin"
 STARTS_WITHIN = 240.0  # seconds, on a busy machine
+# Where it keeps messages for later. All who use it must agree, and queues of this kind are made sooner.
+DELAYING = {"broker_native_delayed_delivery_queue_type": "classic"}
 NEVER_SPIN = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none"  # schedulers that wait for work leave the processor
 
 

@@ -128,13 +128,14 @@ class Server:
     @property
     def mode(self) -> str:
         """What it is in its ensemble: "leader", "follower", "standalone"; "" while it serves nobody."""
-        told = [line for line in self.ask(b"srvr").splitlines() if line.startswith("Mode: ")]
+        # One that begins may take a connection and never answer on it.
+        told = [line for line in self.ask(b"srvr", timeout=1.0).splitlines() if line.startswith("Mode: ")]
         return told[0].removeprefix("Mode: ") if told else ""
 
-    def ask(self, word: bytes) -> str:
+    def ask(self, word: bytes, timeout: float = 5.0) -> str:
         """A command of four letters; "" where nobody answers."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as connection:
                 connection.sendall(word)
                 return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
         except OSError:
