@@ -89,7 +89,10 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
             finally:
                 self._is_changing = False
         while self._deferred:
-            request, cooldown, force = self._deferred.popleft()
+            try:
+                request, cooldown, force = self._deferred.popleft()
+            except IndexError:  # another thread was sooner
+                return
             self.release(request, cooldown, force=force)
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:

@@ -51,11 +51,13 @@ class Cleaner:
         self._worker = Worker(f"distlock-cleaning-{backend.alias}", self.release)
 
     def add(self, request: LockRequest, cooldown: float, on_released: Callable[[], None] | None) -> None:
-        if request.is_offer and request.token in self._pending:
-            return  # the entry that is there gives back more
         now = clock()
         until = inf if self._backend.has_sessions else now + request.retires_for
-        self._pending[request.token] = PendingRelease(request, now + cooldown, until, on_released)
+        pending = PendingRelease(request, now + cooldown, until, on_released)
+        if request.is_offer:  # an entry that is there gives back more
+            self._pending.setdefault(request.token, pending)
+        else:
+            self._pending[request.token] = pending
         self._worker.nudge()
 
     @property
@@ -76,8 +78,8 @@ class Cleaner:
 
     def steps(self) -> Steps[float | None]:
         """Try each once. Returns when the rest is tried again, on ``clock()``."""
-        waiting = list(self._pending.items())
-        waiting.sort(key=lambda item: item[1].told)  # last: those at a part of the store that does not answer
+        # A copy, which is made in one step: others may add some meanwhile. Last: those at a part that does not answer.
+        waiting = sorted(self._pending.copy().items(), key=lambda item: item[1].told)
         for token, pending in waiting:
             if token not in self._pending:
                 continue
@@ -99,7 +101,7 @@ class Cleaner:
                 about = about_request("release-given-up", self._backend.alias, pending.request)
                 freed = "the end of its session frees it" if pending.until == inf else "its TTL has freed it"
                 logger.error("Lock %r could not be released; %s: %s", name, freed, error, extra=about)
-            if self._pending.get(token) is pending:  # and not replaced by another release meanwhile
-                del self._pending[token]
+            if (ended := self._pending.pop(token, pending)) is not pending:  # another release has replaced it meanwhile
+                self._pending.setdefault(token, ended)
             self._queue.wake_first(pending.request.key)
         return clock() + self._backend.timing.retry_delay if self._pending else None

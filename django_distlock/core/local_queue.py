@@ -105,7 +105,7 @@ class LocalQueue:
     def queued(self) -> list[LockRequest]:
         """The requests that have a place in the store."""
         with self._guard:
-            lines = [list(line) for line in self._lines.values()]
+            lines = [list(line) for line in list(self._lines.values())]
         return [request for line in lines for request in line if request.inbox]
 
     def wake(self, key: str) -> None:
@@ -138,7 +138,7 @@ class LocalQueue:
             line.remove(request)
             first = self._first_responsive(line) if line else None
             if not line:
-                del self._lines[request.key]
+                self._lines.pop(request.key, None)
             elif not request.waits:
                 self._count_anew(line)
         if first and first.slots > 1:
@@ -151,8 +151,10 @@ class LocalQueue:
         """
         successor = None
         with self._guard:
-            line = self._lines.get(request.key, [])
-            was_first = again or bool(line and line[0] is request)
+            line = self._lines.get(request.key)
+            if line is None:  # it left before
+                return
+            was_first = again or line[:1] == [request]
             if request in line:
                 line.remove(request)
             if not line:

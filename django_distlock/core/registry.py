@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from django.apps import apps
 from django.conf import global_settings, settings
@@ -24,6 +23,7 @@ from ..utils import fork
 from ..utils.events import about_event
 from ..utils.text import quoted
 from ..utils.threads import end_all
+from ..utils.weak import WeakList
 
 if TYPE_CHECKING:
     from ..backends.base import BaseLockBackend
@@ -127,7 +127,7 @@ class LockBackends:
     def __init__(self) -> None:
         self._inherited: list[Mapping[str, Service]] = []
         # Also of aliases that the settings no longer name, in the order in which they were made
-        self._renewers: WeakKeyDictionary[Renewer, None] = WeakKeyDictionary()
+        self._renewers: WeakList[Renewer] = WeakList()
         self._reset()
         fork.in_child(self._begin_anew)
 
@@ -137,7 +137,7 @@ class LockBackends:
 
     def _begin_anew(self) -> None:
         """In a forked child. The parent's services are kept: their finalizers might end what the parent still uses."""
-        for renewer in list(self._renewers):
+        for renewer in self._renewers:
             renewer.forget()
         self._renewers.clear()
         self._inherited.append(self._services)
@@ -179,7 +179,7 @@ class LockBackends:
                 from .service import Service  # only a process that uses locks needs it
 
                 service = Service(self._build(alias))
-                self._renewers[service.renewer] = None
+                self._renewers.add(service.renewer)
                 _watch_the_exit()
                 services.setdefault(alias, service)  # a signal handler may have built one meanwhile
             return services[alias]
@@ -228,12 +228,12 @@ class LockBackends:
 
     def leases(self) -> list[Lease]:
         """The leases that this process holds, of all backends, also of those that the settings no longer name."""
-        return [lease for renewer in list(self._renewers) for lease in renewer.leases()]
+        return [lease for renewer in self._renewers for lease in renewer.leases()]
 
     def release_all(self) -> None:
         """The process exits: release the leases whose thread or task is gone."""
         fork.notice()
-        for renewer in list(self._renewers):
+        for renewer in self._renewers:
             renewer.release_all()
             if renewer.journal:
                 renewer.journal.write_last()

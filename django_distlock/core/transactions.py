@@ -52,7 +52,7 @@ def _initialized() -> Sequence[BaseDatabaseWrapper]:
             return ()
         if _get_running_loop() is None:
             aliases = connections.settings
-            return [connection for alias, connection in known.items() if alias in aliases]
+            return [connection for alias, connection in known.copy().items() if alias in aliases]
         if "cvar" not in known:  # beside them, asgiref keeps those of tasks here
             return []
     return connections.all(initialized_only=True)

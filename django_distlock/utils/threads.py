@@ -7,12 +7,12 @@ import os
 import threading
 from collections.abc import Callable
 from math import inf
-from weakref import WeakSet
 
 from . import fork
 from .clock import clock
 from .events import about_event
 from .wakeup import WakeEvent
+from .weak import WeakList
 
 logger = logging.getLogger("django_distlock")
 
@@ -33,7 +33,7 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
     return thread
 
 
-_workers: WeakSet[Worker] = WeakSet()
+_workers: WeakList[Worker] = WeakList()
 # Kept: when a Thread is freed, CPython 3.13 detaches its thread, which is not there after a fork in C, and crashes.
 _inherited: list[threading.Thread] = []
 
@@ -44,7 +44,7 @@ def end_all(timeout: float) -> None:
     A subinterpreter that ends while one of its threads still runs aborts the process.
     """
     deadline = clock() + timeout
-    for thread in [worker.end() for worker in list(_workers)]:
+    for thread in [worker.end() for worker in _workers]:
         if thread is not None:
             thread.join(max(0.0, deadline - clock()))
 

@@ -14,6 +14,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.core.local_queue import LocalQueue
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
+from tests.support.inside import lines_of
 from tests.support.leases import request_of
 from tests.support.tools import PATIENCE, aeventually, backend_on, eventually, lock_request, queue_of
 
@@ -193,3 +194,20 @@ class TestTheEndOfALease:
             lease.renew()
         assert self.was_woken(waiter)
         assert not self.was_woken(stuck)
+
+
+def test_those_with_a_place_are_listed_while_others_come():
+    """A lock's first waiter puts in its line without waiting for anybody."""
+
+    class Line(list):
+        def __iter__(self):
+            queue.join(lock_request(f"of {id(self)}"), clock())
+            return super().__iter__()
+
+    queue = LocalQueue(Timing(), lambda request: None)
+    waiting = [lock_request("name"), lock_request("other")]
+    for request in waiting:
+        queue.join(request, clock())
+        request.inbox = "inbox"
+        lines_of(queue)[request.key] = Line([request])
+    assert queue.queued() == waiting

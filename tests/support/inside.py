@@ -13,7 +13,7 @@ from django_distlock import Lease, locks
 
 def forget_what_is_left() -> None:
     """Of leases and attempts of this process."""
-    for renewer in list(locks._renewers):
+    for renewer in locks._renewers:
         renewer.forget()
 
 
@@ -38,6 +38,11 @@ def nodes_of(owner: Any) -> Any:
 def filling_of(nodes: Any) -> Any:
     """Sets of connections to a quorum that wait for some."""
     return nodes._filling
+
+
+def order_of(sentinels: Any) -> Any:
+    """In which they are asked."""
+    return sentinels._order
 
 
 def lines_of(queue: Any) -> Any:

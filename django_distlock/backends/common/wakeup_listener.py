@@ -49,7 +49,7 @@ class Waiters:
 
     def discard(self, request: LockRequest) -> None:
         if self._requests.get(request.token) is request:
-            del self._requests[request.token]
+            self._requests.pop(request.token, None)  # another thread may discard it, too
 
     def wake(self, token: str, handed: tuple[int, int] | None = None) -> bool:
         """False if no request here has the token. ``handed``: the slot and the fencing number of what it may take."""

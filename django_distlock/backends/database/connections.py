@@ -6,7 +6,6 @@ import inspect
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from django.utils.asyncio import async_unsafe
 from ...utils import fork
 from ...utils.clock import clock, monotonic
 from ...utils.threads import start_thread
+from ...utils.weak import WeakList
 from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 from .errors import final, is_final
@@ -106,7 +106,7 @@ Wrapper = Any  # django.db.backends.base.base.BaseDatabaseWrapper; its attribute
 
 _open_connections: set[Wrapper] = set()  # strong: collecting a connection in a forked child would end the parent's
 _inherited: list[Wrapper] = []  # kept, so that the garbage collector does not close the parent's connections
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools: WeakList[Pool] = WeakList()
 _gate = ForkGate()  # of connections to SQLite
 _unusable_files: set[str] = set()  # of SQLite, in which this process cannot lock
 
@@ -233,12 +233,12 @@ class Pool:
         fork.notice()
         with self._no_fork():
             with self._guard:  # other threads use the rest meanwhile
-                are_old = [self._is_old(since, wrapper) for since, wrapper in self._idle]
-                old = list(compress(self._idle, are_old))
-                self._idle = list(compress(self._idle, map(not_, are_old)))
+                idle, self._idle = self._idle, []  # a signal handler may put one there meanwhile
+                are_old = [self._is_old(since, wrapper) for since, wrapper in idle]
+                self._idle[:0] = compress(idle, map(not_, are_old))
                 for _, wrapper in self._idle:
                     wrapper.health_check_done = False
-            for _, wrapper in old:
+            for _, wrapper in compress(idle, are_old):
                 _close(wrapper)
 
     def _no_fork(self) -> AbstractContextManager[None]:
@@ -366,7 +366,7 @@ def _close(wrapper: Wrapper) -> None:
 
 
 def _on_request(**_: object) -> None:
-    for pool in list(_pools):
+    for pool in _pools:
         pool.close_old()
 
 
@@ -382,14 +382,14 @@ def _identity(file: str) -> tuple[int, int] | None:
 def _on_connection(connection: Wrapper, **_: object) -> None:
     """Close all if a connection without a database is opened: tests that begin or end create or drop a database."""
     if connection.alias == NO_DB_ALIAS:
-        for pool in list(_pools):
+        for pool in _pools:
             pool.close_idle()
             pool.on_close()
 
 
 def _before_fork() -> None:
     """Close all connections to SQLite when the calls that are under way have ended."""
-    longest = max((pool.timeout for pool in list(_pools) if pool.file is not None), default=0.0)
+    longest = max((pool.timeout for pool in _pools if pool.file is not None), default=0.0)
     if _gate.close(longest + 1.0):
         for wrapper in _open_files():
             _close(wrapper)

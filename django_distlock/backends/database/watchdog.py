@@ -74,9 +74,9 @@ class Watchdog:
         """Runs in the thread; returns the next deadline."""
         with self._guard:
             now = clock()
-            for number, (deadline, descriptor) in list(self._calls.items()):
+            for number, (deadline, descriptor) in self._calls.copy().items():  # made in one step: calls begin meanwhile
                 if deadline <= now:
-                    del self._calls[number]
+                    self._calls.pop(number, None)
                     _shut_down(descriptor)
             return min((deadline for deadline, _ in list(self._calls.values())), default=None)
 

@@ -413,5 +413,6 @@ def _disconnect(idle: deque[ConnectionSet], nodes: Sequence[Node], why: Exceptio
         while True:
             idle.pop().close(why)
     for node in nodes:
-        while node.spare:
-            node.spare.pop().close(why)
+        with suppress(IndexError):  # others take from them, too
+            while True:
+                node.spare.pop().close(why)

@@ -272,11 +272,12 @@ class Client:
         """Kazoo's thread has ended by an error, and no other serves the session. The next request begins another."""
         if kazoo not in self._opened.values():
             return
+        session = self.session
+        self._opened.pop("client", None)  # at once: others may close it, and open another one, at any moment
+        if session:
+            session.is_over = True
         about = about_event("session-given-up", alias=self._alias)
         logger.error("The session with ZooKeeper at %s is given up: %r", self._config.text, error, extra=about)
-        if self.session:
-            self.session.is_over = True
-        del self._opened["client"]
         kazoo.close()
         self._tell()
 

@@ -226,7 +226,7 @@ class Upkeep:
                 self._give_up(place)
         if not self._ends:
             return inf
-        return min(self._ends[0][0], *(session.until for session in self._sessions if session.until > now), inf)
+        return min(self._ends[0][0], *(session.until for session in list(self._sessions) if session.until > now), inf)
 
     def _give_up(self, place: OwnPlace) -> None:
         if self.places.take(place.token):

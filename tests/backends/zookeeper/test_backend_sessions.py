@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -105,6 +106,25 @@ class TestAConnectionThatIsLost:
                 eventually(lambda: losses)
                 gc.collect()  # no socket is left of it, which pytest would tell
         assert "is given up: RuntimeError('xids do not match')" in caplog.text
+
+    def test_one_that_is_closed_while_its_thread_ends_by_an_error(self, zookeeper_locks, monkeypatch):
+        """Whoever waits for a connection then is told of the next one."""
+
+        class Closing(logging.Handler):
+            def emit(self, record):
+                if "is given up" in record.getMessage():
+                    client_of(zookeeper_locks).close()
+                    told.append(record)
+
+        told, closing = [], Closing()
+        logging.getLogger("django_distlock").addHandler(closing)
+        try:
+            with pytest.raises(LockLost), lock("name"):
+                monkeypatch.setattr(kazoo_of(zookeeper_locks).handler, "select", broken)
+                with lock("another"):
+                    assert told
+        finally:
+            logging.getLogger("django_distlock").removeHandler(closing)
 
     def test_who_waits_goes_on_to_wait(self, proxied, proxy, behind_proxy):
         """With its place, if the session lives on."""

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
-from weakref import WeakKeyDictionary, WeakMethod, WeakSet
+from weakref import WeakMethod, WeakSet
 
 from .network import Socket
 
@@ -255,9 +255,6 @@ def _keep(kept: ExitStack, things: Any, is_kept: Callable[[Any], bool]) -> None:
 
 
 def _add(things: Any, more: list[Any]) -> None:
-    if isinstance(things, WeakKeyDictionary):
-        things.update(dict.fromkeys(more))
-        return
     add = things.append if isinstance(things, deque) else things.add
     for thing in more:
         add(thing)

@@ -128,7 +128,7 @@ class SlotMap:
 
     def _named(self) -> Sequence[Address]:
         """Nodes that redirections named lately."""
-        for node, named_at in list(self._named_at.items()):
+        for node, named_at in self._named_at.copy().items():
             if clock() - named_at >= self.timing.idle_kept:
                 self._named_at.pop(node, None)
         return list(self._named_at)

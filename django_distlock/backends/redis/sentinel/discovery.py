@@ -151,7 +151,7 @@ class Sentinels:
     def _reset_after_fork(self) -> None:
         self.master: Master | None = None
         self.used_at = 0.0  # when a command was last sent to the master
-        self._order = deque(self.locations)
+        self._order = list(self.locations)  # replaced, never changed: other threads read it
         self._named_by: Location | None = None
         self._last_search: SearchResult | None = None
         self._searcher: WakeEvent | None = None  # of the thread or task that asks
@@ -265,8 +265,7 @@ class Sentinels:
 
     def _ask_last(self, sentinel: Location) -> None:
         with self._guard:
-            self._order.remove(sentinel)
-            self._order.append(sentinel)
+            self._order = [*(one for one in self._order if one is not sentinel), sentinel]
 
     def _move_to(self, master: Master) -> None:
         if self.master and self.master[:2] != master[:2]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from redis.exceptions import ConnectionError
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.errors import NoMaster, NoSentinel, is_transient
 from django_distlock.backends.redis.sentinel import discovery
+from tests.support.inside import order_of
 from tests.support.tools import PATIENCE, eventually
 
 LONG = 20 * PATIENCE  # a timeout that no sound test sees the end of, nor the half of it
@@ -151,6 +153,27 @@ def test_of_smaller_epochs_a_search_believes_the_largest(epochs, calls):
     known = discovery.Sentinels("service", sentinels, Timing())
     known.confirm(discovery.Master("known", 1, 4))
     assert calls(known).find(20.0) == discovery.Master("of epoch 2", 1, 2, is_reset=True)
+    known.close()
+
+
+def test_none_is_missing_for_others_while_one_is_moved_to_the_end():
+    """Searches begin at any moment, and read their order without waiting."""
+    sentinels = [Sentinel(str(number), discovery.Master("new", 1, 1)) for number in range(3)]
+    known = discovery.Sentinels("service", sentinels, Timing())
+    known.find(20.0)
+    orders = []
+
+    def note(frame, event, argument):
+        orders.append([sentinel.text for sentinel in order_of(known)])
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        known.report_failure()
+    finally:
+        sys.settrace(before)
+    assert sorted(set(map(tuple, orders))) == [("0", "1", "2"), ("1", "2", "0")]
     known.close()
 
 
