@@ -82,6 +82,11 @@ class Scripted:
         """Whatever comes over connections that stand now is swallowed."""
         self._forgotten = set(self._tasks)
 
+    def disconnect(self) -> None:
+        """Nobody is connected any more."""
+        self._call(self._stop())
+        self._call(self._start(self.port))
+
     def heal(self) -> None:
         """As it was at the beginning: nobody is connected any more."""
         self._call(self._stop())

@@ -1306,8 +1306,8 @@ class TestWhatNodesAnswer:
     def test_a_node_that_is_long_in_connecting_is_not_released_again_without_a_pause(self, scripted, backend, calls):
         eventually(lambda: calls(backend).look(["name"]) and scripted[2].seen)  # else it is not asked for it
         taken = self.granted_by_all(calls(backend))
-        scripted[2].heal()
         scripted[2].fail(Scripted.SILENCE, on=(b"AUTH",))
+        scripted[2].disconnect()
         assert calls(backend).release(taken)
         scripted[0].seen.clear()
         time.sleep(2 * Timing.retry_delay)
@@ -1364,8 +1364,8 @@ class TestWhatNodesAnswer:
 
     def test_so_is_one_where_a_connection_breaks_as_it_is_opened(self, scripted, backend, calls):
         taken = self.granted_by_all(calls(backend))
-        scripted[2].heal()
         scripted[2].fail(Scripted.CLOSE, on=(b"AUTH",))
+        scripted[2].disconnect()
         assert calls(backend).release(taken)
         calls(backend).look(["name"])
         time.sleep(Timing.retry_delay)
@@ -1375,8 +1375,8 @@ class TestWhatNodesAnswer:
         handle = lock("name", ttl=0.5, renew=False)
         calls(handle).acquire()
         calls(lease_of(handle)).renew(ttl=60)
-        scripted[2].heal()
         scripted[2].fail(Scripted.CLOSE, on=(b"AUTH",))
+        scripted[2].disconnect()
         calls(handle).release()
         calls(backend).look(["name"])
         time.sleep(0.5 + 2 * Timing.retry_delay)
