@@ -29,6 +29,14 @@ def free_port() -> int:
     return port
 
 
+def kept(port: int) -> socket.socket:
+    """Nobody else is given the port until this is closed, also while its server restarts, which reuses addresses."""
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", port))
+    return keeper
+
+
 def _is_free(port: int) -> bool:
     with closing(socket.socket()) as probe, suppress(OSError):
         probe.bind(("127.0.0.1", port))
