@@ -54,10 +54,10 @@ class Cleaner:
         now = clock()
         until = inf if self._backend.has_sessions else now + request.retires_for
         pending = PendingRelease(request, now + cooldown, until, on_released)
-        if request.is_offer:  # an entry that is there gives back more
-            self._pending.setdefault(request.token, pending)
-        else:
+        if not request.is_offer:
             self._pending[request.token] = pending
+        elif self._pending.setdefault(request.token, pending) is not pending:
+            return  # the entry that is there gives back more
         self._worker.nudge()
 
     @property
