@@ -72,15 +72,21 @@ class Cleaner:
         """In a forked child: the parent makes its own releases."""
         self._pending.clear()
 
+    def _done(self, token: str, pending: PendingRelease) -> None:
+        """It is done; but another release may have replaced it meanwhile, and an offer may come at any moment."""
+        replaced = self._pending.pop(token, pending)
+        if replaced is not pending and self._pending.setdefault(token, replaced).request.is_offer:
+            self._pending[token] = replaced
+
     def release(self) -> float | None:
         """The work of its thread."""
         return drive(self.steps(), self._backend)
 
     def steps(self) -> Steps[float | None]:
         """Try each once. Returns when the rest is tried again, on ``clock()``."""
-        # A copy, which is made in one step: others may add some meanwhile. Last: those at a part that does not answer.
-        waiting = sorted(self._pending.copy().items(), key=lambda item: item[1].told)
-        for token, pending in waiting:
+        waiting = self._pending.copy().items()  # a copy is made in one step: others may add some meanwhile
+        # Last: those at a part of the store that does not answer.
+        for token, pending in sorted(waiting, key=lambda item: item[1].told):
             if token not in self._pending:
                 continue
             name, began = pending.request.name, clock()
@@ -101,7 +107,6 @@ class Cleaner:
                 about = about_request("release-given-up", self._backend.alias, pending.request)
                 freed = "the end of its session frees it" if pending.until == inf else "its TTL has freed it"
                 logger.error("Lock %r could not be released; %s: %s", name, freed, error, extra=about)
-            if (ended := self._pending.pop(token, pending)) is not pending:  # another release has replaced it meanwhile
-                self._pending.setdefault(token, ended)
+            self._done(token, pending)
             self._queue.wake_first(pending.request.key)
         return clock() + self._backend.timing.retry_delay if self._pending else None

@@ -138,7 +138,7 @@ class LocalQueue:
             line.remove(request)
             first = self._first_responsive(line) if line else None
             if not line:
-                self._lines.pop(request.key, None)
+                self._drop(request.key, line)
             elif not request.waits:
                 self._count_anew(line)
         if first and first.slots > 1:
@@ -158,7 +158,7 @@ class LocalQueue:
             if request in line:
                 line.remove(request)
             if not line:
-                self._lines.pop(request.key, None)
+                self._drop(request.key, line)
                 return
             if not request.waits:
                 self._count_anew(line)
@@ -178,6 +178,11 @@ class LocalQueue:
                 break
         if was_first:
             first.event.set()
+
+    def _drop(self, key: str, line: list[LockRequest]) -> None:
+        """An empty line; unless a finalizer that ran meanwhile did so, and somebody has put in a new one."""
+        if self._lines.get(key) is line:
+            del self._lines[key]
 
     def _heir_of(self, request: LockRequest) -> LockRequest | None:
         """The request in the line that has its token."""

@@ -12,7 +12,7 @@ T = TypeVar("T")
 class WeakList(Generic[T]):
     """In the order in which they were added. Any thread may add one while another thread goes through them.
 
-    A WeakSet fails then: to list it, too, runs code of Python for each item.
+    A WeakSet fails then: even to make a list of it runs code of Python for each item.
     """
 
     def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import itertools
+import sys
 import threading
 import unittest
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from django_distlock import Lock, lock
 from django_distlock.backends.redis import RedisBackend
-from tests.support.inside import forget_what_is_left, listener_of
+from tests.support.inside import listener_of
 from tests.support.requirements import missing
 from tests.support.tools import PATIENCE, eventually, on_stores, renewer_of
 
@@ -71,9 +72,12 @@ class TestCPython:
             listener_of(backend).start("held all the time", PATIENCE)
         with lock("held all the time"):
             yield
-        # A thread that is not of `threading` is never known to have ended before Python 3.13: what it left is renewed.
-        renewer_of(backend).release_all()
-        forget_what_is_left()
+        renewer = renewer_of(backend)
+        renewer.release_all()
+        # Before Python 3.13 a thread that is not of `threading` is never known to have ended.
+        for lease in renewer.leases() if sys.version_info < (3, 13) else ():
+            renewer.unregister(lease)
+        eventually(lambda: renewer.release_all() or not renewer.leases())  # also those of threads that end late
 
     @on_stores("redis", "locmem")
     @pytest.mark.parametrize("test", cases(lock_tests.LockTests) if lock_tests else [None])

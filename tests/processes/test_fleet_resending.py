@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import uuid
 from collections import Counter
 
 import celery
@@ -18,6 +19,7 @@ from example_project.valkey import Valkey
 from tests.support.brokers import broker_that_restarts
 from tests.support.fleet.harness import Fleet
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq import DELAYING
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.seconds(5)
@@ -203,7 +205,8 @@ def restarting(request, tmp_path_factory):
 )
 def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, restarting, queue_type):
     """Those are done once, and so is what is sent later."""
-    conf = {"task_default_queue_type": queue_type} if queue_type else {}
+    of_its_own = {"task_default_queue": uuid.uuid4().hex, "task_default_queue_type": queue_type, **DELAYING}
+    conf = of_its_own if queue_type else {}  # others have the same RabbitMQ
     fleet = fleets({"wall": ("wall", PERIOD)}, broker=restarting.url, conf=conf)
     fleet.start(beats=2)
     wait_for_a_send(fleet, more=2)

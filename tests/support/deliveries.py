@@ -16,7 +16,6 @@ from kombu.transport.native_delayed_delivery import (
 
 from django_distlock import distributed_lock
 from django_distlock.celery import UniqueTask, unique
-from tests.support.rabbitmq import DELAYING
 from tests.support.tools import PATIENCE, eventually
 
 DELIVERED_WITHIN = 4 * PATIENCE  # seconds
@@ -146,8 +145,8 @@ def shop_in_rabbitmq(kind, url, queue_type):
         "task_default_routing_key": name,
     }
     with kind(url, **conf) as shop:
-        # As a worker does when it starts.
-        declare_native_delayed_delivery_exchanges_and_queues(shop.connection, *DELAYING.values())
+        # As a worker does when it starts, with the kind that DELAYING says.
+        declare_native_delayed_delivery_exchanges_and_queues(shop.connection, "classic")
         shop.queue.declare()
         bind_queue_to_native_delayed_delivery_exchange(shop.connection, shop.app.amqp.queues[name])
         yield shop

@@ -107,12 +107,12 @@ def load(tests: Iterable[pytest.Item]) -> float:
 
 
 def to_give(share: Iterable[pytest.Item], servers: Container[str]) -> list[pytest.Item]:
-    """What a process may take over that has these dear servers: it would start another one for a few quick tests."""
+    """What a process may take over that has these dear servers. It would start any other for a few quick tests."""
     return [test for test in share if dear_server(test) in servers]
 
 
 def given_away(share: deque[pytest.Item], servers: Container[str]) -> list[pytest.Item]:
-    """The second half of that."""
+    """The second half of what such a process may take over. It is taken out of the share."""
     given: list[pytest.Item] = []
     left = to_give(share, servers)
     half = load(left) / 2
@@ -199,7 +199,8 @@ class Worker:
     """A process, its share, what it was handed of that and has not done, and the dear servers that it has."""
 
     def __init__(self, session: pytest.Session, share: deque[pytest.Item], others: list[Connection]) -> None:
-        self.share, self.handed, self.servers = share, deque[pytest.Item](), {""}
+        self.share, self.handed = share, deque[pytest.Item]()
+        self.servers = {""}  # tests that need none are for each process
         folder = session.config._tmp_path_factory.mktemp("process")
         self.channel, channel = FORK.Pipe()
         self.process = FORK.Process(target=work, args=(session, folder, channel, [self.channel, *others]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from contextlib import closing, suppress
 from random import SystemRandom
 
@@ -29,12 +30,23 @@ def free_port() -> int:
     return port
 
 
-def kept(port: int) -> socket.socket:
-    """Nobody else is given the port until this is closed, also while its server restarts, which reuses addresses."""
-    keeper = socket.socket()
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    keeper.bind(("127.0.0.1", port))
-    return keeper
+def kept_port() -> tuple[int, socket.socket]:
+    """A free port, which no other test is given until the socket is closed, also while the server is away.
+
+    Servers can have it that set SO_REUSEADDR, on Linux; on other systems it is not kept.
+    """
+    while True:
+        keeper, port = socket.socket(), free_port()
+        if sys.platform != "linux":
+            keeper.close()
+            return port, keeper
+        try:
+            keeper.bind(("127.0.0.1", port))
+        except OSError:
+            keeper.close()
+            continue
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: two could have the same
+        return port, keeper
 
 
 def _is_free(port: int) -> bool:

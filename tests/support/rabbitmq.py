@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.ports import free_ports, kept
+from tests.support.ports import free_port, kept_port
 from tests.support.programs import processes_of
 from tests.support.tools import eventually
 
@@ -43,8 +43,8 @@ class RabbitMQ:
         self._log = (self.folder / "log").open("wb")
 
     def __enter__(self) -> RabbitMQ:
-        self.port, distribution, epmd_port = free_ports(3)
-        self._ports = [kept(port) for port in (self.port, distribution)]
+        (self.port, keeper), (distribution, other), epmd_port = kept_port(), kept_port(), free_port()
+        self._keepers = keeper, other
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
         self._daemon = subprocess.Popen(
             [self._epmd, "-port", str(epmd_port), "-address", "127.0.0.1"], stdout=self._log, stderr=self._log
@@ -107,8 +107,8 @@ class RabbitMQ:
         self._daemon.kill()
         self.process.wait(STARTS_WITHIN)
         self._daemon.wait(STARTS_WITHIN)
-        for port in self._ports:
-            port.close()
+        for keeper in self._keepers:
+            keeper.close()
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 from django_distlock.utils.weak import WeakList
 
 
@@ -8,16 +10,26 @@ class Thing:
 
 
 def test_who_goes_through_it_is_not_disturbed_by_what_is_added_meanwhile():
-    kept, later = [Thing() for _ in range(3)], Thing()
+    kept = [Thing() for _ in range(3)]
     things = WeakList()
     for thing in kept:
         things.add(thing)
-    found = []
-    for thing in things:
-        things.add(later)
-        found.append(thing)
-    assert found == kept
-    assert list(things) == [*kept, later]
+    later = []
+
+    def add_one(*_):
+        later.append(Thing())
+        things.add(later[-1])
+        return add_one
+
+    before = sys.gettrace()
+    sys.settrace(add_one)
+    try:
+        found = list(things)
+    finally:
+        sys.settrace(before)
+    assert found[:3] == kept
+    assert later
+    assert list(things) == [*kept, *later]
 
 
 def test_it_keeps_nothing_alive():

@@ -9,11 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
-from itertools import compress
 from math import ceil
-from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +231,15 @@ class Pool:
         fork.notice()
         with self._no_fork():
             with self._guard:  # other threads use the rest meanwhile
-                idle, self._idle = self._idle, []  # a signal handler may put one there meanwhile
-                are_old = [self._is_old(since, wrapper) for since, wrapper in idle]
-                self._idle[:0] = compress(idle, map(not_, are_old))
-                for _, wrapper in self._idle:
+                old: list[Wrapper] = []
+                for idle in self._idle.copy():
+                    since, wrapper = idle
                     wrapper.health_check_done = False
-            for _, wrapper in compress(idle, are_old):
+                    if self._is_old(since, wrapper):
+                        with suppress(ValueError):  # a signal handler has taken it meanwhile
+                            self._idle.remove(idle)
+                            old.append(wrapper)
+            for wrapper in old:
                 _close(wrapper)
 
     def _no_fork(self) -> AbstractContextManager[None]:

@@ -75,8 +75,7 @@ class Watchdog:
         with self._guard:
             now = clock()
             for number, (deadline, descriptor) in self._calls.copy().items():  # made in one step: calls begin meanwhile
-                if deadline <= now:
-                    self._calls.pop(number, None)
+                if deadline <= now and self._calls.pop(number, None) is not None:
                     _shut_down(descriptor)
             return min((deadline for deadline, _ in list(self._calls.values())), default=None)
 

@@ -332,10 +332,12 @@ class Nodes:
         missing = []
         for number, node in enumerate(self._nodes):
             if connection_set.connections[number] is None:
-                if node.spare:
-                    connection_set.put(number, node.spare.pop())
-                else:
+                try:
+                    connection = node.spare.pop()
+                except IndexError:
                     missing.append(node)
+                else:
+                    connection_set.put(number, connection)
         return missing
 
     def _connect(self, node: Node, *, lacks_majority: bool, despite_outage: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -59,6 +60,7 @@ class Client:
         if inherited := getattr(self, "_opened", None):
             _inherited.append(inherited)
         self._opened: dict[str, Any] = {}  # kazoo's client, put in by a single step
+        self._ending = threading.RLock()  # by which it is taken out; a signal handler may do that, too
         self._handler: Handler | None = None
         self._arrivals: set[WakeEvent] = set()  # of callers that wait for a connection
         self._refusal: Exception | None = None  # the reason why kazoo has given up
@@ -270,12 +272,12 @@ class Client:
 
     def _fail(self, kazoo: Any, error: Exception) -> None:
         """Kazoo's thread has ended by an error, and no other serves the session. The next request begins another."""
-        if kazoo not in self._opened.values():
-            return
-        session = self.session
-        self._opened.pop("client", None)  # at once: others may close it, and open another one, at any moment
-        if session:
-            session.is_over = True
+        with self._ending:
+            if kazoo not in self._opened.values():
+                return
+            if self.session:
+                self.session.is_over = True
+            del self._opened["client"]
         about = about_event("session-given-up", alias=self._alias)
         logger.error("The session with ZooKeeper at %s is given up: %r", self._config.text, error, extra=about)
         kazoo.close()
@@ -289,10 +291,11 @@ class Client:
 
     def close(self) -> None:
         """End the session and with it all of its nodes. The next request begins another one."""
-        kazoo = self._opened.pop("client", None)
-        session, self.session, self.down_since = self.session, None, None
-        if session:
-            session.is_over = True
+        with self._ending:
+            kazoo = self._opened.pop("client", None)
+            session, self.session, self.down_since = self.session, None, None
+            if session:
+                session.is_over = True
         if kazoo:
             start_thread(f"distlock-closing-{self._alias}", _close, kazoo)
 

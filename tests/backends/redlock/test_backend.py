@@ -1038,12 +1038,14 @@ class TestOpeningConnections:
         ending, *others = (threading.Thread(target=target) for target in (end, over.wait, over.wait))
         for thread in (ending, *others):
             node.connect_in(thread)
-        with monkeypatch.context() as patches:
-            patches.setattr(threading.Thread, "is_alive", ends_meanwhile)
-            assert node.connecting_count == len(others)
-        over.set()
-        for thread in others:
-            thread.join(PATIENCE)
+        try:
+            with monkeypatch.context() as patches:
+                patches.setattr(threading.Thread, "is_alive", ends_meanwhile)
+                assert node.connecting_count == len(others)
+        finally:
+            over.set()
+            for thread in others:
+                thread.join(PATIENCE)
 
     @pytest.mark.parametrize("is_begun", [False, True], ids=["before it began", "after it began"])
     def test_an_interrupted_start_of_a_thread_is_not_under_way_for_ever(self, redlock_locks, monkeypatch, is_begun):

@@ -108,7 +108,7 @@ class TestAConnectionThatIsLost:
         assert "is given up: RuntimeError('xids do not match')" in caplog.text
 
     def test_one_that_is_closed_while_its_thread_ends_by_an_error(self, zookeeper_locks, monkeypatch):
-        """Whoever waits for a connection then is told of the next one."""
+        """Nobody waits in vain for the next connection."""
 
         class Closing(logging.Handler):
             def emit(self, record):
@@ -122,7 +122,7 @@ class TestAConnectionThatIsLost:
             with pytest.raises(LockLost), lock("name"):
                 monkeypatch.setattr(kazoo_of(zookeeper_locks).handler, "select", broken)
                 with lock("another"):
-                    assert told
+                    eventually(lambda: told)
         finally:
             logging.getLogger("django_distlock").removeHandler(closing)
 

@@ -224,7 +224,7 @@ class Sentinels:
     def _search(self, deadline: float) -> Steps[Master]:
         problems: list[Exception] = []
         outdated: list[Master] = []
-        order = list(self._order)
+        order = self._order
         for number, sentinel in enumerate(order, 1):
             left = deadline - clock()
             share = left / 2 if number < len(order) else left  # usually the first one answers
