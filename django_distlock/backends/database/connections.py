@@ -231,16 +231,20 @@ class Pool:
         fork.notice()
         with self._no_fork():
             with self._guard:  # other threads use the rest meanwhile
-                old: list[Wrapper] = []
-                for idle in self._idle.copy():
-                    since, wrapper = idle
-                    wrapper.health_check_done = False
-                    if self._is_old(since, wrapper):
-                        with suppress(ValueError):  # a signal handler has taken it meanwhile
-                            self._idle.remove(idle)
-                            old.append(wrapper)
+                old = self._take_old()
             for wrapper in old:
                 _close(wrapper)
+
+    def _take_old(self) -> list[Wrapper]:
+        old = []
+        for idle in self._idle.copy():
+            since, wrapper = idle
+            wrapper.health_check_done = False
+            if self._is_old(since, wrapper):
+                with suppress(ValueError):  # a signal handler has taken it meanwhile
+                    self._idle.remove(idle)
+                    old.append(wrapper)
+        return old
 
     def _no_fork(self) -> AbstractContextManager[None]:
         return nullcontext() if self.file is None else _gate.using()
