@@ -51,8 +51,7 @@ def _initialized() -> Sequence[BaseDatabaseWrapper]:
         if not known:
             return ()
         if _get_running_loop() is None:
-            aliases = connections.settings
-            return [connection for alias, connection in known.copy().items() if alias in aliases]
+            return [known[alias] for alias in connections.settings if alias in known]
         if "cvar" not in known:  # beside them, asgiref keeps those of tasks here
             return []
     return connections.all(initialized_only=True)

@@ -207,7 +207,7 @@ class Cluster:
         try:
             time.sleep(pause)
             while keys := source.cluster("GETKEYSINSLOT", slot, 1):
-                to.cluster("SETSLOT", slot, "IMPORTING", source.id)  # a busy one has forgotten that now and then
+                to.cluster("SETSLOT", slot, "IMPORTING", source.id)  # seen on a busy machine: it had forgotten
                 source.client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
                 time.sleep(pause)
         except BaseException:  # other tests have the same Cluster

@@ -121,15 +121,15 @@ class Server:
                 assert next(starts, None) is not None, (self.folder / "log").read_text()
                 time.sleep(0.5)
                 self.start()
-            return self.mode in ("standalone", "leader", "follower")
+            # One that begins may take a connection and never answer on it.
+            return "\nMode: " in self.ask(b"srvr", timeout=1.0)
 
         eventually(serves, 90)
 
     @property
     def mode(self) -> str:
         """What it is in its ensemble: "leader", "follower", "standalone"; "" while it serves nobody."""
-        # One that begins may take a connection and never answer on it.
-        told = [line for line in self.ask(b"srvr", timeout=1.0).splitlines() if line.startswith("Mode: ")]
+        told = [line for line in self.ask(b"srvr").splitlines() if line.startswith("Mode: ")]
         return told[0].removeprefix("Mode: ") if told else ""
 
     def ask(self, word: bytes, timeout: float = 5.0) -> str:
