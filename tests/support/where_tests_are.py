@@ -50,7 +50,6 @@ THROUGH_OTHERS = [
         "a lease of a message becomes that of a run",
     ),
     ("django_tasks.queues", "django_tasks/test_unique_tasks", "what unique tasks need of a backend"),
-    ("core.cleaning", "core/test_renewal", "its thread is beside that of the renewer"),
     ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
     ("core.dropped", "core/test_lock", "handles go away"),
     ("core.own_leases", "core/test_lock_slots", "which of several leases is entered again"),
