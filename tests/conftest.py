@@ -272,19 +272,25 @@ def program(valkey: Valkey, valkey_locks: RedisBackend) -> Iterator[Programs]:
 
 
 @pytest.fixture(scope="session")
-def five_valkeys() -> Iterator[list[Valkey]]:
-    """Servers that know nothing of each other, for tests that leave them running."""
+def five_servers() -> Iterator[list[Valkey]]:
+    """Those of this test process which know nothing of each other."""
     with ExitStack() as stack:
         yield [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
 
 
 @pytest.fixture
-def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[RedlockBackend]:
-    """``locks["default"]`` is a quorum of five emptied servers."""
-    for server in five_valkeys:
+def five_valkeys(five_servers: list[Valkey]) -> list[Valkey]:
+    """The same, emptied, for tests that leave them running."""
+    for server in five_servers:
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
             client.script_flush()
+    return five_servers
+
+
+@pytest.fixture
+def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[RedlockBackend]:
+    """``locks["default"]`` is a quorum of five emptied servers."""
     settings.DISTRIBUTED_LOCKS = {
         "default": {
             "BACKEND": REDLOCK,

@@ -300,4 +300,5 @@ if __name__ == "__main__":
     keep_libraries()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # as where tests run
     _become(_serve(socket.socket(fileno=0)))
