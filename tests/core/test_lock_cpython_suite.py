@@ -76,7 +76,7 @@ class TestCPython:
         renewer.release_all()
         for lease in renewer.leases():
             # Before Python 3.13 a thread that is not of `threading` is never known to have ended.
-            if sys.version_info < (3, 13) and "Dummy-" in lease.holder:
+            if sys.version_info < (3, 13) and lease.holder.thread.startswith("Dummy-"):
                 renewer.unregister(lease)
         eventually(lambda: renewer.release_all() or not renewer.leases())  # also those of threads that end late
 
