@@ -222,7 +222,9 @@ class RoutedRequest:
                 for batch, result in zip(batches, (yield Call("send_batches", (batches,))), strict=True):
                     self._take(batch, result)
             pending = [number for number in pending if self._is_to_repeat(number)]
-            if not pending or clock() >= self._attempts.deadline:
+            # Whoever has no map yet asks for it once, however late: else the Cluster would seem to be down.
+            is_over = clock() >= self._attempts.deadline and (known or not is_first)
+            if is_over or not pending:
                 return self._answer()
             if self._is_map_wrong(pending):
                 since = began if is_first else min(began, clock() - timing.slots_kept)

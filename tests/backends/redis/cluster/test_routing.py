@@ -579,11 +579,12 @@ class TestRoutedRequest:
     A, B = Address("a", 1), Address("b", 2)
     COMMAND = Command(pack("GET", "x"), key="x")
 
-    def drive(self, outcomes, **options):
+    def drive(self, outcomes, *, has_map=True, began=0.0):
         """Answer the batches of one command one after another; return where they went and what came out."""
         slots = SlotMap([slot_of("x")], [self.A, self.B], Timing())
-        slots.moved(slot_of("x"), self.A)
-        attempts = Attempts(Timing(), 1.0, 1.0, inf, policy.clock())
+        if has_map:
+            slots.moved(slot_of("x"), self.A)
+        attempts = Attempts(Timing(), 1.0, 1.0, inf, began or policy.clock())
         steps, went, outcomes = RoutedRequest([self.COMMAND], slots, attempts).steps(), [], iter(outcomes)
         try:
             step = next(steps)
@@ -617,6 +618,18 @@ class TestRoutedRequest:
             False,
             False,
         )
+
+    def test_who_knows_no_node_asks_for_them_though_the_time_is_over(self):
+        late = policy.clock() - 60.0
+        went, answer = self.drive([self.slots(self.A), self.answered(b"yes")], has_map=False, began=late)
+        assert (went[-1][0], answer.values) == (self.A, [b"yes"])
+        refused = redis.ConnectionError("refused")
+        went, error = self.drive([refused, refused], has_map=False, began=late)
+        assert {to for to, _ in went} == {self.A, self.B}
+        assert "refused" in str(error)
+        none_owns_it = self.answered([[0, 0, [b"a", 1, b"id"]]])
+        _, answer = self.drive([none_owns_it], has_map=False, began=late)
+        assert "no primary serves slot" in str(answer.values[0])
 
     def test_a_slot_in_between_is_asked_for_at_its_next_owner(self):
         ask = redis.exceptions.AskError(f"{slot_of('x')} b:2")
