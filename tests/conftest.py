@@ -273,7 +273,7 @@ def program(valkey: Valkey, valkey_locks: RedisBackend) -> Iterator[Programs]:
 
 @pytest.fixture(scope="session")
 def five_servers() -> Iterator[list[Valkey]]:
-    """Those of this test process which know nothing of each other."""
+    """Servers of this test process that know nothing of each other."""
     with ExitStack() as stack:
         yield [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
 

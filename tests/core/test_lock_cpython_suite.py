@@ -58,8 +58,10 @@ numbers = itertools.count()
 
 
 class PatientLock(Lock):
-    """A request whose time is over is given up in the background, if its answer came too late: until then it may be
-    handed the lock."""
+    """``locked()`` first waits until nothing is given up in the background.
+
+    A request whose answer came too late is, and until then it may be handed the lock.
+    """
 
     def locked(self) -> bool:
         renewer = renewer_of(locks["default"])
@@ -69,7 +71,7 @@ class PatientLock(Lock):
 
 def new_lock(**options: bool) -> Lock:
     made = lock("cpython:{}", next(numbers), wait=None, **options)
-    made.__class__ = PatientLock
+    made.__class__ = PatientLock  # lock() makes no other
     return made
 
 
@@ -83,7 +85,7 @@ class TestCPython:
         if isinstance(backend, RedisBackend):
             listener_of(backend).start("held all the time", PATIENCE)
         renewer = renewer_of(backend)
-        renewer.release_in_background(lock_request("nobody's"))
+        renewer.release_in_background(lock_request("nobody's"))  # starts the thread that does so
         with lock("held all the time"):
             yield
         renewer.release_all()

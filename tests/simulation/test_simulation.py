@@ -20,7 +20,8 @@ RUNS = 1
 WORLDS = "interrupts", "sentinel", "postgresql", "sqlite"  # by lines, messages, statements and files; CI has all
 TIME = 20 * PATIENCE  # seconds that they may take where the machine is busy
 
-# Of a script and of statements, and of two judges: `python -m tests.simulation.mutants rules` has all.
+# They break a script and what databases are told, and two judges find them. `python -m tests.simulation.mutants rules`
+# has all.
 RULES = [
     "postgresql/one of the slots that ended is handed on",
     "redis/the last fencing number is forgotten where the clock went back",
@@ -39,7 +40,7 @@ def simulate(environment):
 @pytest.mark.seconds(15)
 @pytest.mark.slow
 def test_promises_are_kept_and_the_same_seed_is_the_same_run():
-    """Whatever order sets have at first."""
+    """The order of sets, which differs from process to process, changes nothing."""
     ordered = {**os.environ, "PYTHONHASHSEED": "0"}
     with ThreadPoolExecutor() as pool:
         (code, told, outcomes), (_, _, again) = pool.map(simulate, (None, ordered))
@@ -48,7 +49,7 @@ def test_promises_are_kept_and_the_same_seed_is_the_same_run():
     for outcome in outcomes.values():
         assert outcome["runs"] == RUNS
         assert outcome["virtual_hours"] > RUNS * 60 / 3600, "the runs ended early, and prove little"
-    first, second = ({world: outcome["checksum"] for world, outcome in run.items()} for run in (outcomes, again))
+    first, second = ({world: told["checksum"] for world, told in each.items()} for each in (outcomes, again))
     assert first == second
 
 

@@ -300,5 +300,5 @@ if __name__ == "__main__":
     keep_libraries()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)  # as where tests run
+    gc.set_threshold(10_000)  # as in tests/conftest.py
     _become(_serve(socket.socket(fileno=0)))
