@@ -271,7 +271,8 @@ def test_a_second_interrupt_leaves_no_place_in_the_queue(is_task, valkey_locks, 
     monkeypatch.setattr(valkey_locks, "wait_for_turn", interrupted)
     monkeypatch.setattr(valkey_locks, "await_for_turn", cancelled)
     points = dict(at_each_point(wait_in_vain, "core/acquire.py", "core/local_queue.py", "core/holds.py"))
-    assert any(" undo" in point for point in points.values())
+    # Points that a loop passes at random push others aside, so of those in undo() alone none may be struck.
+    assert any(" undo" in point or " give_up" in point for point in points.values())
     queued = [f"lock|q:{name}" for name in points]
     eventually(lambda: store.exists(*queued) == 0, Timing.queue_ttl / 2)  # in which no queue ends by itself
 
