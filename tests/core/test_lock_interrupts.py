@@ -270,10 +270,14 @@ def test_a_second_interrupt_leaves_no_place_in_the_queue(is_task, valkey_locks, 
     listener_of(valkey_locks).start("name", PATIENCE)
     monkeypatch.setattr(valkey_locks, "wait_for_turn", interrupted)
     monkeypatch.setattr(valkey_locks, "await_for_turn", cancelled)
-    points = dict(at_each_point(wait_in_vain, "core/acquire.py", "core/local_queue.py", "core/holds.py"))
-    # Points that a loop passes at random push others aside, so of those in undo() alone none may be struck.
-    assert any(" undo" in point or " give_up" in point for point in points.values())
-    queued = [f"lock|q:{name}" for name in points]
+    queued = set()
+
+    def undo_is_struck():
+        points = dict(at_each_point(wait_in_vain, "core/acquire.py", "core/local_queue.py", "core/holds.py"))
+        queued.update(f"lock|q:{name}" for name in points)
+        return any(" undo" in point for point in points.values())
+
+    eventually(undo_is_struck)  # tasks pass more points where an answer takes long, so a number may miss its point
     eventually(lambda: store.exists(*queued) == 0, Timing.queue_ttl / 2)  # in which no queue ends by itself
 
 

@@ -49,7 +49,7 @@ def test_promises_are_kept_and_the_same_seed_is_the_same_run():
     for outcome in outcomes.values():
         assert outcome["runs"] == RUNS
         assert outcome["virtual_hours"] > RUNS * 60 / 3600, "the runs ended early, and prove little"
-    first, second = ({world: told["checksum"] for world, told in each.items()} for each in (outcomes, again))
+    first, second = ({world: outcome["checksum"] for world, outcome in found.items()} for found in (outcomes, again))
     assert first == second
 
 

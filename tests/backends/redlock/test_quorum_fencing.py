@@ -51,7 +51,6 @@ class World:
         self.connections = [redis.UnixDomainSocketConnection(path=str(server.socket)) for server in servers]
         for connection in self.connections:
             connection.connect()
-            self.sent(connection, b"*1\r\n$8\r\nFLUSHALL\r\n", 1)
             self.sent(connection, b"".join(SCRIPT_LOADS), len(SCRIPT_LOADS))
 
     def close(self):

@@ -223,8 +223,7 @@ class RoutedRequest:
                     self._take(batch, result)
             pending = [number for number in pending if self._is_to_repeat(number)]
             # Whoever has no map yet asks for it once, however late: else the Cluster would seem to be down.
-            is_over = clock() >= self._attempts.deadline and (known or not is_first)
-            if is_over or not pending:
+            if not pending or (clock() >= self._attempts.deadline and (known or not is_first)):
                 return self._answer()
             if self._is_map_wrong(pending):
                 since = began if is_first else min(began, clock() - timing.slots_kept)
