@@ -209,7 +209,7 @@ def sqlite_database(tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str
 @pytest.fixture
 def postgres_database(postgres: Postgres, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """The alias ``locks`` is PostgreSQL, with an empty table and no sessions of earlier tests."""
-    with django_db_blocker.unblock(), known_database(postgres.settings()):
+    with django_db_blocker.unblock(), known_database(postgres.settings(), keeps=True):
         end_sessions()
         yield postgres.settings()
 
@@ -217,7 +217,7 @@ def postgres_database(postgres: Postgres, django_db_blocker: Any) -> Iterator[di
 @pytest.fixture
 def mariadb_database(mariadb: MariaDB, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """The alias ``locks`` is MariaDB, with an empty table."""
-    with django_db_blocker.unblock(), known_database(mariadb.settings()):
+    with django_db_blocker.unblock(), known_database(mariadb.settings(), keeps=True):
         yield mariadb.settings()
 
 

@@ -38,8 +38,12 @@ class Node:
     def _starts_at_a_port(self) -> bool:
         """False if somebody else has taken the port since it was free."""
         [self.port] = free_ports(1, with_bus=True)
-        self.client: Any = redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True)
+        self.client, self._raw = self._new_client(), self._new_client()
+        self._raw.response_callbacks.clear()
         return self._starts()
+
+    def _new_client(self) -> Any:
+        return redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True)
 
     @property
     def url(self) -> str:
@@ -84,9 +88,7 @@ class Node:
 
     def cluster(self, *words: str | int) -> Any:
         """The raw reply to a CLUSTER command."""
-        with redis.Redis(port=self.port, socket_timeout=5, retry=ONCE, decode_responses=True) as client:
-            client.response_callbacks.clear()
-            return client.execute_command("CLUSTER", *words)
+        return self._raw.execute_command("CLUSTER", *words)
 
     def kill(self) -> None:
         self.process.kill()
@@ -102,6 +104,7 @@ class Node:
 
     def end(self) -> None:
         self.client.close()
+        self._raw.close()
         self.kill()
 
 

@@ -36,17 +36,19 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = """
 asyncio celery.schedules django.contrib.admin.sites django.contrib.auth.hashers django.contrib.auth.management
 django.contrib.auth.password_validation django.contrib.messages.context_processors django.contrib.sessions.backends.base
-django.contrib.staticfiles.handlers django.core.management.commands.check django.core.management.commands.migrate
-django.db.backends.postgresql.base django.db.backends.sqlite3.base django.views.debug hiredis logging.config psycopg
-redis.asyncio tests.support.quick_redis uuid
+django.contrib.staticfiles.handlers django.core.management.commands.check django.core.management.commands.makemigrations
+django.core.management.commands.migrate django.db.backends.postgresql.base django.db.backends.sqlite3.base
+django.views.debug hiredis logging.config psycopg redis.asyncio tests.support.quick_redis uuid
 """
 PACKAGE = """
-django_distlock django_distlock.backends.redis django_distlock.checks django_distlock.core.group
-django_distlock.core.journal_writer django_distlock.core.leader django_distlock.decorators
+django_distlock django_distlock.backends.redis django_distlock.backends.redis.cluster.backend django_distlock.checks
+django_distlock.core.group django_distlock.core.journal_writer django_distlock.core.leader django_distlock.core.service
+django_distlock.decorators django_distlock.monitoring.inventory
 """
 CELERY = """
 celery.apps.beat celery.apps.worker celery.backends.redis celery.bin.beat celery.bin.celery celery.bin.worker
-celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django kombu.transport.redis
+celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django
+django_distlock.celery.unique_tasks kombu.transport.redis
 """
 IMPORTED = {
     "libraries": LIBRARIES,  # for programs with a copy of the package

@@ -7,8 +7,8 @@ import secrets
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ import redis
 from django_distlock import lock
 from example_project.valkey import binary
 from tests.support.ports import free_port
-from tests.support.tools import PATIENCE
+from tests.support.tools import PATIENCE, eventually
 
 SERVICE = "mymaster"
 DOWN_AFTER = 0.6  # seconds without an answer after which a sentinel takes the master for dead
@@ -138,16 +138,12 @@ class Watched:
 
     @staticmethod
     def _until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 3 * PATIENCE
-        while True:
-            try:
-                if condition():
-                    return
-            except (redis.ConnectionError, redis.TimeoutError):
-                pass
-            if time.monotonic() > deadline:
-                raise RuntimeError("the sentinels and their master did not get ready")
-            time.sleep(0.02)
+        def is_true() -> bool:
+            with suppress(redis.ConnectionError, redis.TimeoutError):
+                return condition()
+            return False
+
+        eventually(is_true, 3 * PATIENCE)
 
     def __exit__(self, *_: object) -> None:
         for process in [*self.sentinels, *self.servers]:
