@@ -22,7 +22,7 @@ GUARDED = [
     "on a function the view calls",
     "with lock(...) in the view",
 ]
-REQUESTS = 10  # of each of eight threads
+REQUESTS = 5  # of each of eight threads
 READ_COMMITTED, REPEATABLE_READ = 2, 3  # psycopg.IsolationLevel
 
 
