@@ -208,7 +208,7 @@ def sqlite_database(tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str
 
 @pytest.fixture
 def postgres_database(postgres: Postgres, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
-    """The alias ``locks`` is PostgreSQL, with an empty table and no sessions of earlier tests."""
+    """The alias ``locks`` is PostgreSQL, with an empty table, and no session but the one by which tests look at it."""
     with django_db_blocker.unblock(), known_database(postgres.settings(), keeps=True):
         end_sessions()
         yield postgres.settings()

@@ -8,7 +8,6 @@ import sys
 import threading
 import unittest
 from functools import partial
-from unittest.mock import patch
 
 import pytest
 
@@ -29,7 +28,7 @@ except ImportError:
 # A lock in a store stays its holder's: a child that freed it would break S8.
 DOES_NOT_APPLY = {"test_at_fork_reinit"}
 if lock_tests and not hasattr(lock_tests.Bunch, "__enter__"):
-    # Before 3.11.6 it counted threads, to which each that asks for current_thread() adds one for ever.
+    # It counted threading.enumerate() then, where foreign threads that ask for current_thread() stay for ever.
     DOES_NOT_APPLY.add("test_thread_leak")
 
 
@@ -38,17 +37,11 @@ def cases(suite: type[unittest.TestCase]) -> list[str]:
 
 
 class Patient(unittest.TestCase):
-    """CPython's give threads a second to end, and take all children of the process for their own.
-
-    They warn where ``sys.stderr`` was when they were imported, which pytest has closed in the meantime.
-    """
+    """CPython's give threads a second to end, and take all children of the process for their own."""
 
     def tearDown(self) -> None:
         threads_before, _ = self._threads
         eventually(lambda: _thread._count() <= threads_before)
-        support = lock_tests.support
-        with patch.object(support, "reap_children"), patch.object(support.print_warning, "orig_stderr", sys.stderr):
-            super().tearDown()
 
 
 def run(suite: type[unittest.TestCase], test: str, make: object) -> None:

@@ -28,7 +28,7 @@ BROKEN = (redis.RedisError, OSError)
 
 
 class Node:
-    """A server that may be a member of a Cluster, with a client of its own."""
+    """A server that may be a member of a Cluster, with a client of its own and one for raw replies."""
 
     def __init__(self, folder: Path, program: Path | str, *arguments: str) -> None:
         self._folder, self._program, self._arguments = folder, program, arguments

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from django.core.management.commands import flush
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_distlock import LockError, lock, locks
@@ -27,7 +28,7 @@ ALIAS = "locks"
 TABLE = DatabaseLock._meta.db_table
 
 
-_kept: dict[str, BaseDatabaseWrapper] = {}  # between two tests, by the host of the server
+_kept: dict[str, BaseDatabaseWrapper] = {}  # connections that wait for the next test, by the host of their server
 
 
 @contextmanager
@@ -38,8 +39,9 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS, *, keeps: bool 
     """
     known = connections.configure_settings({"default": {}, alias: dict(settings)})[alias]
     connections.settings[alias] = known
-    if keeps and (kept := _kept.pop(known["HOST"], None)):
-        kept.settings_dict = known
+    as_given = deepcopy(known)
+    if keeps and (kept := _kept.pop(known["HOST"], None)) and _is_usable(kept):
+        kept.settings_dict, kept.close_at = known, None
         connections[alias] = kept
     try:
         connection = connections[alias]
@@ -48,7 +50,7 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS, *, keeps: bool 
         yield
     finally:
         connection = connections[alias]
-        if keeps and connection.connection and not connection.in_atomic_block and connection.is_usable():
+        if keeps and connection.connection and connection.autocommit and known == as_given:
             _kept[known["HOST"]] = connection
         else:
             raw = connection.connection
@@ -57,6 +59,17 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS, *, keeps: bool 
                 raw.close()  # Django keeps a database in memory open
         del connections[alias]
         del connections.settings[alias]
+
+
+def _is_usable(kept: BaseDatabaseWrapper) -> bool:
+    """As a new one, whatever the test before left open or ended. Else it is closed."""
+    try:
+        with kept.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+    except DatabaseError:
+        kept.close()
+        return False
+    return True
 
 
 def make_tables(connection: Any) -> None:

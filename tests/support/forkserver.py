@@ -47,8 +47,7 @@ django_distlock.decorators django_distlock.monitoring.inventory
 """
 CELERY = """
 celery.apps.beat celery.apps.worker celery.backends.redis celery.bin.beat celery.bin.celery celery.bin.worker
-celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django
-django_distlock.celery.unique_tasks kombu.transport.redis
+celery.concurrency.prefork celery.concurrency.solo celery.concurrency.thread celery.fixups.django kombu.transport.redis
 """
 IMPORTED = {
     "libraries": LIBRARIES,  # for programs with a copy of the package

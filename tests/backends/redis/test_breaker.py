@@ -325,12 +325,13 @@ def test_a_check_asks_whatever_the_breaker_says(use, three, calls, store, monkey
 
 
 def test_without_a_thread_each_caller_asks(use, server, calls, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
+    class Refused(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
 
     backend = use()
     server.refuse()
-    monkeypatch.setattr(threads, "new_thread", lambda *_: type("Thread", (), {"start": refuse})())
+    monkeypatch.setattr(threads, "new_thread", lambda *_: Refused())
     for _ in range(2):
         with pytest.raises(LockBackendError) as caught:
             calls(backend).look(["name"])
