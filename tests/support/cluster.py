@@ -196,6 +196,7 @@ class Cluster:
         self._configure(NODE_TIMEOUT, "no")
         yield
         self.be_patient()
+        self.wait_until_whole()  # one may have done so until then
 
     def _configure(self, node_timeout: int, stay: str) -> None:
         for node in self.nodes:
