@@ -369,6 +369,22 @@ def test_a_timer_asks_nothing_of_its_handle(monkeypatch):
     asyncio.run(main())
 
 
+def test_a_timer_does_not_count_for_how_long_the_loop_was_busy(monkeypatch):
+    over, now = [], [0.0]
+
+    async def main():
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+        RunningTimer(lambda: over.append(True)).start(40.0)
+        for _ in range(4):  # parts, of which one passes each time
+            assert not over
+            now[0] += 1000.0
+            for _ in range(2):  # the loop finds what is due, and does it
+                await asyncio.sleep(0)
+        assert over
+
+    asyncio.run(main())
+
+
 def test_an_exchange_that_failed_leaves_nothing_to_the_garbage_collector():
     server = Server(b"$2\r\na", leaves=True)
 
