@@ -40,7 +40,7 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS, *, keeps: bool 
     known = connections.configure_settings({"default": {}, alias: dict(settings)})[alias]
     connections.settings[alias] = known
     as_given = deepcopy(known)
-    if keeps and (kept := _kept.pop(known["HOST"], None)) and _is_usable(kept):
+    if keeps and (kept := _kept.pop(known["HOST"], None)) and _is_as_new(kept):
         kept.settings_dict, kept.close_at = known, None
         connections[alias] = kept
     try:
@@ -61,8 +61,8 @@ def known_database(settings: dict[str, Any], alias: str = ALIAS, *, keeps: bool 
         del connections.settings[alias]
 
 
-def _is_usable(kept: BaseDatabaseWrapper) -> bool:
-    """As a new one, whatever the test before left open or ended. Else it is closed."""
+def _is_as_new(kept: BaseDatabaseWrapper) -> bool:
+    """Ends what the test before left open. Returns False, and closes it, if that test ended the session."""
     try:
         with kept.cursor() as cursor:
             cursor.execute("ROLLBACK")

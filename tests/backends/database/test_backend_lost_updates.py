@@ -12,7 +12,7 @@ from tests.support.forkserver import ROOT, run
 from tests.support.postgres import Postgres, programs
 from tests.support.requirements import missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(7)]
 
 NAIVE = "released before COMMIT"
 GUARDED = [
@@ -22,7 +22,7 @@ GUARDED = [
     "on a function the view calls",
     "with lock(...) in the view",
 ]
-REQUESTS = 5  # of each of eight threads
+REQUESTS = 10  # of each of eight threads
 READ_COMMITTED, REPEATABLE_READ = 2, 3  # psycopg.IsolationLevel
 
 
@@ -51,7 +51,7 @@ def test_at_read_committed(postgres):
     assert found == dict.fromkeys(GUARDED, (0, 0))
 
 
-@pytest.mark.seconds(11)
+@pytest.mark.seconds(21)
 def test_at_repeatable_read(postgres):
     """Without a query before the lock, the snapshot of a transaction is taken under the lock."""
     found = outcomes({**postgres, "OPTIONS": {"isolation_level": REPEATABLE_READ}})
