@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from multiprocessing.connection import Connection, wait
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,12 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
     return shares
 
 
-def parts(tests: Sequence[pytest.Item], most: float) -> list[Sequence[pytest.Item]]:
-    """Some of as many tests, none of which takes longer than ``most`` seconds by much."""
-    size = math.ceil(len(tests) / max(math.ceil(load(tests) / most), 1)) or 1
-    return [tests[begin : begin + size] for begin in range(0, len(tests), size)]
+def parts(tests: Sequence[pytest.Item], most: float) -> list[list[pytest.Item]]:
+    """Some that take as long as each other, about, and none longer than ``most`` seconds by much."""
+    each = load(tests) / max(math.ceil(load(tests) / most), 1)
+    begun_at = accumulate(map(seconds, tests), initial=0.0)
+    numbered = zip(tests, (begin // each for begin in begun_at), strict=False)
+    return [[test for test, _ in part] for _, part in groupby(numbered, key=itemgetter(1))]
 
 
 @cache
@@ -158,8 +161,11 @@ class Run:
     def _hand(self, worker: Worker) -> None:
         """The next test of its share or, where that is done, of what another one may give; None: there is none."""
         if not worker.share:
-            richest = max(self._left, key=lambda share: load(to_give(share, worker.servers)))
-            worker.share.extend(given_away(richest, worker.servers))
+            for servers in (worker.servers - {""}, {""}):  # first what few can take over
+                richest = max(self._left, key=lambda share, servers=servers: load(to_give(share, servers)))
+                worker.share.extend(given_away(richest, servers))
+                if worker.share:
+                    break
         if worker.share and not self._session.shouldfail and not self._session.shouldstop:
             worker.handed.append(worker.share.popleft())
             worker.servers.add(dear_server(worker.handed[-1]))

@@ -114,6 +114,13 @@ def test_shares_are_balanced_by_seconds_and_not_by_number():
     assert [forked_run.load(share) for share in forked_run.dealt(items, 2)] == [90, 90]
 
 
+def test_the_tests_of_a_dear_server_are_parted_by_seconds_and_not_by_number():
+    tests = [Item("a", number, 10 if number < 10 else 1, "zookeeper_locks") for number in range(110)]
+    assert [forked_run.load(part) for part in forked_run.parts(tests, 150)] == [100, 100]
+    assert [forked_run.load(part) for part in forked_run.parts(tests, 200)] == [200]
+    assert forked_run.parts([], 150) == []
+
+
 def test_who_has_done_its_share_is_given_half_of_what_needs_no_dear_server_that_it_lacks():
     items = [Item("a", number, 2, "zookeeper_locks" if number % 2 else "") for number in range(20)]
     share = deque(items)
