@@ -272,20 +272,20 @@ def program(valkey: Valkey, valkey_locks: RedisBackend) -> Iterator[Programs]:
 
 
 @pytest.fixture(scope="session")
-def five_servers() -> Iterator[list[Valkey]]:
+def redlock_servers() -> Iterator[list[Valkey]]:
     """Servers of this test process that know nothing of each other."""
     with ExitStack() as stack:
         yield [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
 
 
 @pytest.fixture
-def five_valkeys(five_servers: list[Valkey]) -> list[Valkey]:
+def five_valkeys(redlock_servers: list[Valkey]) -> list[Valkey]:
     """The same, emptied, for tests that leave them running."""
-    for server in five_servers:
+    for server in redlock_servers:
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
             client.script_flush()
-    return five_servers
+    return redlock_servers
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ from tests.support import forkserver
 FORK = multiprocessing.get_context("fork")
 PER_PROCESSOR, MOST = 9, 32  # each has servers of its own
 SLOW, QUICK = 0.4, 0.15  # seconds that a test takes about which has no mark for that
+LONG = 5.0  # seconds; what takes longer is begun before all else
 DEAR = "rabbitmq", "cluster", "zookeeper", "redlock", "mariadb"  # take seconds of a processor to start or while idle
+OF_DEAR = 0.75  # of a share, at most: the end would wait for one process, from which few others may take over
 OF_ALL = ("libraries", "django", "celery") if sys.platform == "linux" else ()  # servers of programs, for all processes
 AHEAD = 2  # tests that a process knows beside the one it runs: the next, for its fixtures, and one not to wait for
 
@@ -65,21 +67,27 @@ def folder_of_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item]]:
-    """So that each process has as much to do, and begins with what takes longest.
+    """So that each process has as much to do, and the end does not wait for one of them.
 
-    A module stays together, for its fixtures. So do the tests of a dear server, for few processes to start it.
+    A module stays together, for its fixtures. So do the tests of a dear server, for few processes to start it. What
+    takes long comes first, then those of dear servers, because few can take them over. What takes long mostly waits. So
+    every other process of the rest begins with the quickest third of its tests, which keep processors busy.
     """
     of_servers: dict[str, list[pytest.Item]] = {server: [] for server in (*DEAR, "")}
     for item in items:
         of_servers[dear_server(item)].append(item)
     modules = (list(tests) for _, tests in groupby(of_servers.pop(""), key=lambda item: item.path))
     most = load(items) / processes
-    together = [part for tests in (*of_servers.values(), *modules) for part in parts(tests, most)]
+    together = [part for tests in modules for part in parts(tests, most)]
+    together += [part for tests in of_servers.values() for part in parts(tests, most * OF_DEAR)]
     shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
     for tests in sorted(together, key=load, reverse=True):
         min(shares, key=load).extend(tests)
     for share in shares:
-        share.sort(key=lambda test: (seconds(test), bool(dear_server(test))), reverse=True)
+        share.sort(key=precedence, reverse=True)
+    for share in [share for share in shares if not any(map(dear_server, share))][::2]:
+        begin = len(share) * 2 // 3
+        share[:] = share[begin:] + share[:begin]
     return shares
 
 
@@ -98,10 +106,14 @@ def seconds(test: pytest.Item) -> float:
     return float(mark.args[0]) if mark else SLOW if test.get_closest_marker("slow") else QUICK
 
 
+def precedence(test: pytest.Item) -> tuple[bool, bool, float]:
+    return seconds(test) > LONG, bool(dear_server(test)), seconds(test)
+
+
 @cache
 def dear_server(test: pytest.Item) -> str:
-    """The one that it needs; "": none."""
-    of = " ".join((test.nodeid, *getattr(test, "fixturenames", ()))).lower()
+    """The one of its process that it needs; "": none, or the module starts its own."""
+    of = " ".join((test.nodeid.partition("::")[2], *getattr(test, "fixturenames", ()))).lower()
     return next((server for server in DEAR if server in of), "")
 
 

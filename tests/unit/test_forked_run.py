@@ -91,7 +91,7 @@ class Item:
         return self._marks.get(name)
 
 
-def test_shares_take_as_long_and_begin_with_the_longest():
+def test_shares_take_as_long_and_begin_with_the_longest_or_with_quick_ones():
     of_module = {"a": [60, *[1] * 30], "b": [None] * 400, "c": [2] * 30, "d": [None] * 100, "e": [3] * 20, "f": [9, 9]}
     items = [
         Item(module, number, seconds, "zookeeper_locks" if module in "cd" else "")
@@ -102,10 +102,20 @@ def test_shares_take_as_long_and_begin_with_the_longest():
     assert sorted(item.nodeid for share in shares for item in share) == sorted(item.nodeid for item in items)
     loads, longest = [forked_run.load(share) for share in shares], max(map(forked_run.seconds, items))
     assert max(loads) - min(loads) <= longest
+    begin_with_quick_ones = 0
     for share in shares:
-        taken = [forked_run.seconds(item) for item in share]
-        assert taken == sorted(taken, reverse=True)
+        order = [forked_run.precedence(item) for item in share]
+        first = order.index(max(order))
+        assert order[first:] + order[:first] == sorted(order, reverse=True)
+        assert max(order[:first], default=order[-1]) <= min(order[first:])
+        begin_with_quick_ones += first > 0
+    assert begin_with_quick_ones == 2  # of the three that have no tests of a dear server
     assert sum(any("zookeeper_locks" in item.fixturenames for item in share) for share in shares) <= 2
+
+
+def test_what_takes_long_is_begun_first_and_then_what_few_processes_can_take_over():
+    long, dear, other = Item("a", 0, 6, ""), Item("a", 1, 1, "zookeeper_locks"), Item("a", 2, 2, "")
+    assert sorted([other, dear, long], key=forked_run.precedence, reverse=True) == [long, dear, other]
 
 
 def test_shares_are_balanced_by_seconds_and_not_by_number():

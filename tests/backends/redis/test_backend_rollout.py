@@ -18,7 +18,7 @@ from tests.support.peers import PROLOGUE, RANDOM_CALLS, Peer
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.seconds(7)]
 
 SOAK = float(os.environ.get("DISTLOCK_SOAK", "2"))
 NEWER = "was written by a newer version of django-distlock; bring all processes to that version"
