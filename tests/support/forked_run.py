@@ -71,7 +71,7 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
 
     A module stays together, for its fixtures. So do the tests of a dear server, for few processes to start it. What
     takes long comes first, then those of dear servers, because few can take them over. What takes long mostly waits. So
-    every other process of the rest begins with the quickest third of its tests, which keep processors busy.
+    every other process of the rest begins with the quicker half of its tests, which keep processors busy.
     """
     of_servers: dict[str, list[pytest.Item]] = {server: [] for server in (*DEAR, "")}
     for item in items:
@@ -86,7 +86,7 @@ def dealt(items: Sequence[pytest.Item], processes: int) -> list[list[pytest.Item
     for share in shares:
         share.sort(key=precedence, reverse=True)
     for share in [share for share in shares if not any(map(dear_server, share))][::2]:
-        begin = len(share) * 2 // 3
+        begin = len(share) // 2
         share[:] = share[begin:] + share[:begin]
     return shares
 
