@@ -293,10 +293,10 @@ def psycopg_twin(network):
 
 
 @pytest.fixture(scope="module")
-def postgres_server():
+def postgres_server(folder_of_run):
     if (folder := programs()) is None:
         missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
-    with Postgres(folder) as server:
+    with Postgres(folder, template=folder_of_run / "postgres") as server:
         yield server
 
 

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from django_distlock.celery.scheduled import scheduled_run
 
-SOON = 0.002  # seconds that a tick takes: a due one is waited for by ticks over its last 0.01 s
+SOON = 0.005  # seconds that a tick takes: a due one is waited for by ticks over its last 0.01 s
 
 
 class Killed(BaseException):

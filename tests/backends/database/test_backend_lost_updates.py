@@ -27,10 +27,10 @@ READ_COMMITTED, REPEATABLE_READ = 2, 3  # psycopg.IsolationLevel
 
 
 @pytest.fixture(scope="module")
-def postgres():
+def postgres(folder_of_run):
     if (folder := programs()) is None:
         missing("postgresql", "no initdb and postgres found; install PostgreSQL's server package")
-    with Postgres(folder) as server:
+    with Postgres(folder, template=folder_of_run / "postgres") as server:
         yield server.settings()
 
 
