@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django_distlock.backends.redis.operations import ACQUIRE
@@ -46,6 +47,7 @@ class Scripted:
     def __enter__(self) -> Scripted:
         self._thread.start()
         self._call(self._start())
+        self.master = self.port
         return self
 
     @property
@@ -83,18 +85,12 @@ class Scripted:
         self._forgotten = set(self._tasks)
 
     def disconnect(self) -> None:
-        """Nobody is connected any more."""
-        self._call(self._stop())
-        self._call(self._start(self.port))
+        """Nobody is connected any more; who comes next is not refused."""
+        self._call(self._disconnect())
 
     def heal(self) -> None:
-        """As it was at the beginning: nobody is connected any more."""
-        self._call(self._stop())
-        self.answer = lambda words: None
-        self.delay = 0.0
-        self.seen.clear()
-        self.failed = 0
-        self._call(self._start(self.port))
+        """As it was at the beginning: nobody is connected any more; who comes next is not refused."""
+        self._call(self._heal())
 
     @property
     def url(self) -> str:
@@ -106,7 +102,6 @@ class Scripted:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         self.port: int = listener.getsockname()[1]
-        self.master = self.port
         listener.listen(128)
         listener.setblocking(False)
         self._listener = listener
@@ -121,10 +116,32 @@ class Scripted:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: client.close())
 
+    @property
+    def _listens(self) -> bool:
+        return self._listener.fileno() >= 0
+
+    async def _heal(self) -> None:
+        self.answer = lambda words: None
+        self.delay = 0.0
+        self.seen.clear()
+        self.failed = 0
+        self.master = self.port
+        await (self._disconnect() if self._listens else self._start(self.port))
+
     async def _stop(self) -> None:
-        if self._listener.fileno() >= 0:  # it listens
+        if self._listens:
             self._loop.remove_reader(self._listener)
             self._listener.close()
+        await self._end()
+
+    async def _disconnect(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                self._listener.accept()[0].close()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Of all that have been accepted."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
