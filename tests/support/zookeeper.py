@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -251,10 +251,16 @@ class Ensemble:
 
 def expire_session(backend: Any) -> None:
     """Let the servers end the session of a backend, as they do with one of which they hear nothing."""
-    if (opened := kazoo_of(backend)) is None or opened.client_id is None:
+    if (opened := kazoo_of(backend)) is None or (session := opened.client_id) is None:
         return
-    twin = KazooClient(backend.config.addresses, client_id=opened.client_id, timeout=10.0)
-    with suppress(KazooTimeoutError, KazooException):  # the servers may be harmed just then
-        twin.start(10)
-        twin.stop()
-        twin.close()
+    is_over = False
+    while not is_over:  # the backend connects again, which may cut the twin off before it has ended the session
+        twin = KazooClient(backend.config.addresses, client_id=session, timeout=10.0)
+        try:
+            twin.start(10)
+            is_over = twin.client_id != session  # it was given another one
+            twin.stop()
+        except (KazooTimeoutError, KazooException):
+            is_over = True  # the servers may be harmed just then
+        finally:
+            twin.close()

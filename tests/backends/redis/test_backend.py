@@ -923,7 +923,7 @@ class TestLocations:
         assert given.get("lib_name", f"redis-py(django-distlock_v{__version__})") in names
         handle.release()
 
-    def test_no_connection_reads_the_metadata_of_a_package(self, valkey, settings, calls, monkeypatch):
+    def test_no_connection_reads_the_metadata_of_a_package(self, valkey, store, settings, calls, monkeypatch):
         """It takes a millisecond. The first backend of a process reads it."""
         point_at(settings, valkey.url)
         read = []
