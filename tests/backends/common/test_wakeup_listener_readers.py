@@ -94,6 +94,7 @@ def test_those_who_do_not_read_are_woken_too(backend, no_looks):
 @pytest.mark.parametrize("backend", ["postgres_locks", "valkey_locks", "cluster_locks"], indirect=True)
 def test_a_task_is_woken_though_a_thread_has_just_read(backend, no_looks, monkeypatch):
     """The listener's thread rests then, and has to read for the task."""
+    earlier = set(threading.enumerate())
     monkeypatch.setattr(Timing, "listener_nap", 4 * PATIENCE)
 
     async def wait():
@@ -115,7 +116,10 @@ def test_a_task_is_woken_though_a_thread_has_just_read(backend, no_looks, monkey
             backend.release(holder)
             task.result(PATIENCE)
     finally:
-        end_all(PATIENCE)  # it would rest for as long as that
+        end_all(0.0)  # it would rest for as long as that; threads of earlier tests may ask a store that is gone
+        for thread in set(threading.enumerate()) - earlier:
+            if thread.name.startswith("distlock-listener"):
+                thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("kind", [BaseException, Exception])
