@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate, groupby
@@ -138,6 +138,14 @@ def given_away(share: deque[pytest.Item], servers: Container[str]) -> list[pytes
     return given
 
 
+def taken_over(shares: Sequence[deque[pytest.Item]], servers: Set[str]) -> list[pytest.Item]:
+    """What a process with these dear servers is given of the others' shares: first what few can take over."""
+    for kind in (servers - {""}, {""}):
+        if given := given_away(max(shares, key=lambda share, kind=kind: load(to_give(share, kind))), kind):
+            return given
+    return []
+
+
 class Run:
     """Hands tests to processes, and reports what they tell. ``shares``: what each is to begin with, in its order."""
 
@@ -173,11 +181,7 @@ class Run:
     def _hand(self, worker: Worker) -> None:
         """The next test of its share or, where that is done, of what another one may give; None: there is none."""
         if not worker.share:
-            for servers in (worker.servers - {""}, {""}):  # first what few can take over
-                richest = max(self._left, key=lambda share, servers=servers: load(to_give(share, servers)))
-                worker.share.extend(given_away(richest, servers))
-                if worker.share:
-                    break
+            worker.share.extend(taken_over(self._left, worker.servers))
         if worker.share and not self._session.shouldfail and not self._session.shouldstop:
             worker.handed.append(worker.share.popleft())
             worker.servers.add(dear_server(worker.handed[-1]))

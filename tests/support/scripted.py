@@ -141,7 +141,7 @@ class Scripted:
         await self._end()
 
     async def _end(self) -> None:
-        """Of all that have been accepted."""
+        """Nobody is connected any more of those who were accepted."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -18,14 +18,13 @@ from typing import Any
 import kazoo.protocol.connection
 import kazoo.retry
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from tests.support.inside import kazoo_of
 from tests.support.ports import free_port, free_ports
 from tests.support.proxy import Proxy, Stream
 from tests.support.requirements import missing
-from tests.support.tools import eventually
+from tests.support.tools import PATIENCE, eventually
 
 # A session draws a number at each ping. Hypothesis would take that for the work of a strategy, in whatever test it is.
 for module in (kazoo.protocol.connection, kazoo.retry):
@@ -253,14 +252,17 @@ def expire_session(backend: Any) -> None:
     """Let the servers end the session of a backend, as they do with one of which they hear nothing."""
     if (opened := kazoo_of(backend)) is None or (session := opened.client_id) is None:
         return
-    is_over = False
-    while not is_over:  # the backend connects again, which may cut the twin off before it has ended the session
+
+    def is_over() -> bool:
+        """The backend connects again, which may cut the twin off before it has ended the session."""
         twin = KazooClient(backend.config.addresses, client_id=session, timeout=10.0)
         try:
             twin.start(10)
-            is_over = twin.client_id != session  # it was given another one
-            twin.stop()
-        except (KazooTimeoutError, KazooException):
-            is_over = True  # the servers may be harmed just then
+            return bool(twin.client_id != session)  # it was given another one
+        except KazooTimeoutError:
+            return False
         finally:
+            twin.stop()
             twin.close()
+
+    eventually(is_over, 2 * PATIENCE)

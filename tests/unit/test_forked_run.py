@@ -138,3 +138,22 @@ def test_who_has_done_its_share_is_given_half_of_what_needs_no_dear_server_that_
     assert list(share) == [*items[:10], *items[11::2]]
     assert forked_run.given_away(deque(items[1::2]), {"", "mariadb"}) == []
     assert forked_run.given_away(deque(items), {"", "zookeeper"}) == items[10:]
+
+
+def test_it_is_given_first_what_needs_a_dear_server_that_it_has():
+    dear, others = ([Item("a", n, 2, of) for n in range(size)] for size, of in ((4, "zookeeper_locks"), (20, "")))
+    shares = [deque(others), deque(dear)]
+    assert forked_run.taken_over(shares, {"", "zookeeper"}) == dear[2:]
+    assert forked_run.taken_over(shares, {"", "mariadb"}) == others[10:]
+    assert forked_run.taken_over([deque(), deque(dear)], {""}) == []
+
+
+def test_a_module_that_starts_its_own_servers_needs_none_of_the_process():
+    assert forked_run.dear_server(Item("tests/backends/zookeeper/test_tls.py", 0, 2, "certificates")) == ""
+    assert forked_run.dear_server(Item("tests/core/test_lease.py", 0, 2, "zookeeper_locks")) == "zookeeper"
+
+
+def test_a_quarter_of_each_share_can_be_taken_over_by_all():
+    dear = [Item("a", number, 1, "mariadb") for number in range(100)]
+    items = [*dear, *(Item(f"b{number // 10}", number, 1, "") for number in range(100))]
+    assert all(sum(not forked_run.dear_server(test) for test in share) >= 25 for share in forked_run.dealt(items, 2))
