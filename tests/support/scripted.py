@@ -110,7 +110,10 @@ class Scripted:
     # Not by asyncio's own server: what it accepts in the round in which it is closed, it never closes.
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # who came was disconnected in the same round of the loop
         task = self._loop.create_task(self._serve(client))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
