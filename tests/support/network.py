@@ -13,15 +13,25 @@ GETADDRINFO = socket.getaddrinfo
 Names = dict[str, list[str] | threading.Event]
 
 
+def without_names_of_tests(host: Any, *arguments: Any) -> list[Any]:
+    """No resolver of the network is asked for one, and may take half a minute, by a thread that outlives its test."""
+    if str(host).endswith(".test"):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return GETADDRINFO(host, *arguments)
+
+
 @contextmanager
 def resolving() -> Iterator[tuple[Names, list[str]]]:
-    """Names with their addresses, or with an event until which nobody resolves them; and who was asked for."""
+    """Names in ``.test`` with their addresses, or with an event until which nobody resolves them; and what was asked.
+
+    At the end they become unknown, and stay so in this process.
+    """
     names: Names = {}
     asked: list[str] = []
 
     def getaddrinfo(host: str, port: int, *arguments: Any) -> list[Any]:
         if host not in names:
-            return GETADDRINFO(host, port, *arguments)
+            return without_names_of_tests(host, port, *arguments)
         if len(arguments) > 3 and arguments[3] & socket.AI_NUMERICHOST:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
         asked.append(host)
@@ -35,7 +45,7 @@ def resolving() -> Iterator[tuple[Names, list[str]]]:
     try:
         yield names, asked
     finally:
-        socket.getaddrinfo = GETADDRINFO
+        socket.getaddrinfo = without_names_of_tests  # type: ignore[assignment]
         for answer in names.values():
             if isinstance(answer, threading.Event):
                 answer.set()

@@ -119,8 +119,9 @@ class Stage:
             case "silent resolver" | "dead addresses" as kind:
                 self.host = "redis.test"
                 names, _ = self.stack.enter_context(resolving())
-                names["redis.test"] = threading.Event()
-                if kind == "dead addresses":
+                if kind == "silent resolver":
+                    names["redis.test"] = threading.Event()
+                else:
                     one, two = divmod(next(NETWORKS), 250)  # nobody knows yet that those do not answer
                     dead = [f"127.{1 + one}.{two}.{number}" for number in range(2, 6)]
                     for address, port in product(dead, self.ports):
