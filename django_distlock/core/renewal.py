@@ -247,13 +247,13 @@ class Renewer:
 
     def _put_back(self, leases: Sequence[Lease]) -> None:
         """Into the order, but for those that are over."""
-        now = clock()
+        now, known, waiting = clock(), self._leases, self._waiting
         for start in range(0, len(leases), GROUP):
             tokens, moment, soon = [], inf, 0.0
             for lease in leases[start : start + GROUP]:
                 token, due = lease.token, lease._due
-                self._waiting.pop(token, None)
-                if self._leases.get(token) is not lease:
+                waiting.pop(token, None)
+                if known.get(token) is not lease:
                     continue
                 if now >= lease._lost_at:
                     self._mark_lost(

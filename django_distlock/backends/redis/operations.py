@@ -162,18 +162,26 @@ class Operations:
         return EARS.call(packed_keys(self._keys.lease(lock)), inbox)
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
-        commands, packed_ttl = [], self._packed_ttl
+        commands = []
         for request, ttl in wanted:
-            key, token, heads, script = self._keys.lease(request.key), request.token, RENEW_HEADS, RENEW
-            if request.slot > 1:
-                key, heads, script = self._keys.others(request.key), RENEW_SLOT_HEADS, RENEW_SLOT
-            length, is_unconfirmed = len(key) if key.isascii() else len(key.encode()), request.is_unconfirmed
-            text = f"{heads[is_unconfirmed]}${length}\r\n{key}\r\n${len(token)}\r\n{token}\r\n{packed_ttl(ttl)}"
-            if is_unconfirmed:
-                holder = request.holder.to_text()
-                text = f"{text}${len(holder)}\r\n{holder}\r\n"
-            commands.append(Command(text.encode(), script, key))
+            if not (kept := request.renewal) or kept[0] != ttl:
+                is_unconfirmed = request.is_unconfirmed  # read first, because another thread may confirm it meanwhile
+                kept = ttl, self._renewal(request, ttl)
+                if not is_unconfirmed:
+                    request.renewal = kept
+            commands.append(kept[1])
         return commands
+
+    def _renewal(self, request: LockRequest, ttl: float) -> Command:
+        key, token, heads, script = self._keys.lease(request.key), request.token, RENEW_HEADS, RENEW
+        if request.slot > 1:
+            key, heads, script = self._keys.others(request.key), RENEW_SLOT_HEADS, RENEW_SLOT
+        length, is_unconfirmed = len(key) if key.isascii() else len(key.encode()), request.is_unconfirmed
+        text = f"{heads[is_unconfirmed]}${length}\r\n{key}\r\n${len(token)}\r\n{token}\r\n{self._packed_ttl(ttl)}"
+        if is_unconfirmed:
+            holder = request.holder.to_text()
+            text = f"{text}${len(holder)}\r\n{holder}\r\n"
+        return Command(text.encode(), script, key)
 
     def look(self, groups: Sequence[Sequence[str]]) -> list[Command]:
         """At each lock's lease in the first slot, and whether any lock of a group has others."""

@@ -471,6 +471,29 @@ class TestStoreDown:
 class TestRenewalAndLoss:
     """S5: one failed renewal loses nothing, a loss is told."""
 
+    def test_it_is_packed_once_for_a_ttl_and_a_token(self, valkey_locks):
+        mine = lock_request(ttl=5)
+        valkey_locks.acquire(mine, queue=False)
+        assert valkey_locks.renew([(mine, 5.0)]) == [True]
+        packed = mine.renewal
+        assert valkey_locks.renew([(mine, 5.0)]) == [True]
+        assert mine.renewal is packed
+        assert valkey_locks.renew([(mine, 60.0)]) == [True]
+        assert valkey_locks.look(["name"])[0][0].remaining > 50
+        assert valkey_locks.renew([(mine.copy(token="another"), 60.0)]) == [False]
+        mine.replace_token()
+        assert valkey_locks.renew([(mine, 60.0)]) == [False]
+
+    def test_it_is_packed_anew_once_the_lease_is_confirmed(self, valkey_locks):
+        mine = lock_request(ttl=5)
+        valkey_locks.acquire(mine, queue=False)
+        mine.is_unconfirmed = True
+        assert valkey_locks.renew([(mine, 5.0)]) == [True]
+        assert mine.renewal is None
+        mine.is_unconfirmed = False
+        assert valkey_locks.renew([(mine, 5.0)]) == [True]
+        assert mine.renewal
+
     def test_an_outage_shorter_than_the_lease_loses_nothing(self, proxied, proxy, caplog):
         with lock("name", ttl=3) as lease:
             proxy.refuse()
