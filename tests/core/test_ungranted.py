@@ -28,7 +28,7 @@ from django_distlock.backends.redis.operations import ACQUIRE
 from django_distlock.core.holds import ResponseRetainer
 from django_distlock.testing import held_elsewhere, held_here, lose, store_down
 from tests.support.interrupts import at_each_point
-from tests.support.tools import backend_on, eventually, must_not_run, queue_of, renewer_of
+from tests.support.tools import GIVES_UP_SOON, backend_on, eventually, must_not_run, queue_of, renewer_of
 
 backend = backend_on("redis", "postgres", "mariadb", "sqlite", "redlock")
 queueing = backend_on("redis", "locmem", "postgres", "sqlite")
@@ -377,6 +377,7 @@ class TestNothingIsLeft:
         down.enable()
 
 
+@GIVES_UP_SOON
 def test_nothing_of_a_server_that_hangs_is_awaited_at_the_end(proxied, proxy, calls):
     handle = running(wait=0)
     proxy.hang = True

@@ -20,9 +20,11 @@ from django_distlock.testing.tools import PATIENCE, eventually, lock_request, lo
 from django_distlock.types import Grant
 
 ALLOWANCE = 20.0  # seconds
+GIVES_UP_SOON = pytest.mark.parametrize("proxied", [0.3], indirect=True, ids=["gives up soon"])
 
 __all__ = [
     "ALLOWANCE",
+    "GIVES_UP_SOON",
     "PATIENCE",
     "aeventually",
     "backend_on",

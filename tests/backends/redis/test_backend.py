@@ -25,7 +25,7 @@ from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
 from tests.support.inside import clients_of_loops
 from tests.support.leases import wait_for_renewal
-from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, locked_names
+from tests.support.tools import GIVES_UP_SOON, PATIENCE, ending_within, eventually, lock_request, locked_names
 
 pytestmark = pytest.mark.slow
 
@@ -268,6 +268,7 @@ class TestStoreDown:
         assert isinstance(caught.value.__cause__, redis.ConnectionError)
         proxy.accept()
 
+    @GIVES_UP_SOON
     def test_hung(self, proxied, proxy, calls):
         proxy.hang = True
         with ending_within(1), pytest.raises(LockBackendError, match="does not answer"):

@@ -35,6 +35,7 @@ from tests.support.peers import RANDOM_WORKER, Peer
 from tests.support.programs import in_a_fork
 from tests.support.tools import (
     ALLOWANCE,
+    GIVES_UP_SOON,
     PATIENCE,
     eventually,
     lock_request,
@@ -1048,6 +1049,7 @@ class TestStoresThatFail:
 
         return fail
 
+    @GIVES_UP_SOON
     @pytest.mark.parametrize("how", ["refuses", "hangs"])
     def test_for_a_moment_all_get_in_as_they_came(self, store, callers, fail, how):
         with lock("name", using="a", ttl=10 * PATIENCE):
