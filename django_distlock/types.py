@@ -199,7 +199,7 @@ class LockRequest:
     ``placed_at``: when, on ``clock()``, it asked for the place that it has, if it has not looked since; else -inf.
     ``handed``: the slot and the fencing number of which a message has told. ``is_unconfirmed``: it goes on by that, and
     the store has not confirmed it yet.
-    ``renewal``: what its backend sends to renew it, and for which TTL, because each tick sends the same.
+    ``renewal``: the command that renews it, behind what that depends on, because each tick sends the same.
     ``min_hold``: seconds from the grant on for which a store keeps the lock taken that would free it when its holder is
     killed. Where a lease lasts for its TTL in any case, ``ttl`` is at least as long.
     ``max_waiters``: its caller does not wait where so many do already; 0: it waits behind any number.
@@ -236,7 +236,7 @@ class LockRequest:
     placed_at: float = -inf
     handed: tuple[int, int] | None = None
     is_unconfirmed: bool = False
-    renewal: tuple[float, Any] | None = None
+    renewal: tuple[Any, ...] | None = None
     last_active_at: float = 0.0  # when its caller last did something, in a queue
 
     def __init__(self, name: str, ttl: float, holder: Holder, token: str = "", **more: Any) -> None:
@@ -282,7 +282,7 @@ class LockRequest:
     def replace_token(self) -> None:
         """Go on with another token, after this one was given back."""
         self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
-        self.handed, self.renewal, self.placed_at = None, None, -inf
+        self.handed, self.placed_at = None, -inf
 
     def copy(self, **changes: Any) -> "LockRequest":
         """A request that is the same but for these, and is woken by itself."""

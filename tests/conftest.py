@@ -378,7 +378,7 @@ def proxy(valkey: Valkey, store: redis.Redis, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def proxied(proxy: Proxy, settings: Any, request: pytest.FixtureRequest) -> Iterator[RedisBackend]:
-    """``locks["default"]`` behind the proxy. A busy machine is no outage. Where it hangs: ``GIVES_UP_SOON``."""
+    """``locks["default"]`` behind the proxy. A busy machine is no outage; see ``GIVES_UP_SOON``."""
     seconds = getattr(request, "param", PATIENCE)
     timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": proxy.url, "OPTIONS": timeouts}}

@@ -20,7 +20,7 @@ from django_distlock.contrib import health
 from django_distlock.testing import store_down
 from tests.support.programs import ROOT, in_a_fork
 from tests.support.stores import LOCMEM, REDIS
-from tests.support.tools import backend_on, eventually, threads_of
+from tests.support.tools import GIVES_UP_SOON, backend_on, eventually, threads_of
 
 backend = backend_on("redis", "locmem", "sqlite")
 
@@ -172,11 +172,13 @@ class TestProbes:
         assert not asked & {"eval", "evalsha", "set", "del", "publish", "incr"}
         assert store.dbsize() == 0
 
-    def test_a_store_that_hangs(self, probe, proxied, proxy):
+    @GIVES_UP_SOON
+    def test_a_store_that_hangs(self, probe, proxied, proxy, caplog):
         proxy.hang = True
         with ThreadPoolExecutor(4) as pool:
             assert set(map(str, pool.map(lambda _: probe(), range(4)))) == {str(unavailable("does not answer"))}
             assert len(threads_of("ask")) <= 1
+        eventually(lambda: "Lock backend 'default' is not ready" in caplog.text)
         proxy.hang = False
         proxy.accept()
         eventually(lambda: not threads_of("ask"))

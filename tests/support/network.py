@@ -13,11 +13,14 @@ GETADDRINFO = socket.getaddrinfo
 Names = dict[str, list[str] | threading.Event]
 
 
-def without_names_of_tests(host: Any, *arguments: Any) -> list[Any]:
-    """No resolver of the network is asked for one, and may take half a minute, by a thread that outlives its test."""
+def without_names_of_tests(host: Any, *arguments: Any, **options: Any) -> list[Any]:
+    """As the system's, but a name in ``.test`` is unknown at once.
+
+    A thread that outlives its test may ask for one, and a resolver of the network may take half a minute.
+    """
     if str(host).endswith(".test"):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    return GETADDRINFO(host, *arguments)
+    return GETADDRINFO(host, *arguments, **options)
 
 
 @contextmanager
@@ -29,9 +32,9 @@ def resolving() -> Iterator[tuple[Names, list[str]]]:
     names: Names = {}
     asked: list[str] = []
 
-    def getaddrinfo(host: str, port: int, *arguments: Any) -> list[Any]:
+    def getaddrinfo(host: str, port: int, *arguments: Any, **options: Any) -> list[Any]:
         if host not in names:
-            return without_names_of_tests(host, port, *arguments)
+            return without_names_of_tests(host, port, *arguments, **options)
         if len(arguments) > 3 and arguments[3] & socket.AI_NUMERICHOST:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
         asked.append(host)

@@ -20,6 +20,7 @@ from django_distlock.testing.tools import PATIENCE, eventually, lock_request, lo
 from django_distlock.types import Grant
 
 ALLOWANCE = 20.0  # seconds
+# Of a test that waits until the client gives up a server that hangs: seconds, for both timeouts of ``proxied``
 GIVES_UP_SOON = pytest.mark.parametrize("proxied", [0.3], indirect=True, ids=["gives up soon"])
 
 __all__ = [

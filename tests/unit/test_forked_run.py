@@ -110,6 +110,7 @@ def test_shares_take_as_long_and_begin_with_the_longest_or_with_quick_ones():
         begins_with_quick_ones = [*quicker_half, *longest_first[: len(share) // 2]]
         order = [forked_run.precedence(item) for item in share]
         assert order == (begins_with_quick_ones if share in others[::2] else longest_first)
+    assert any(forked_run.precedence(share[0]) < max(map(forked_run.precedence, share)) for share in others[::2])
 
 
 def test_what_takes_long_is_begun_first_and_then_what_few_processes_can_take_over():

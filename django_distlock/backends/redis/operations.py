@@ -164,19 +164,17 @@ class Operations:
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         commands = []
         for request, ttl in wanted:
-            if not (kept := request.renewal) or kept[0] != ttl:
-                is_unconfirmed = request.is_unconfirmed  # read first, because another thread may confirm it meanwhile
-                kept = ttl, self._renewal(request, ttl)
-                if not is_unconfirmed:
-                    request.renewal = kept
-            commands.append(kept[1])
+            kept, about = request.renewal, (request.token, request.slot, request.is_unconfirmed, ttl)
+            if not kept or kept[:-1] != about:
+                kept = request.renewal = *about, self._renewal(request, *about)
+            commands.append(kept[-1])
         return commands
 
-    def _renewal(self, request: LockRequest, ttl: float) -> Command:
-        key, token, heads, script = self._keys.lease(request.key), request.token, RENEW_HEADS, RENEW
-        if request.slot > 1:
+    def _renewal(self, request: LockRequest, token: str, slot: int, is_unconfirmed: bool, ttl: float) -> Command:
+        key, heads, script = self._keys.lease(request.key), RENEW_HEADS, RENEW
+        if slot > 1:
             key, heads, script = self._keys.others(request.key), RENEW_SLOT_HEADS, RENEW_SLOT
-        length, is_unconfirmed = len(key) if key.isascii() else len(key.encode()), request.is_unconfirmed
+        length = len(key) if key.isascii() else len(key.encode())
         text = f"{heads[is_unconfirmed]}${length}\r\n{key}\r\n${len(token)}\r\n{token}\r\n{self._packed_ttl(ttl)}"
         if is_unconfirmed:
             holder = request.holder.to_text()

@@ -482,7 +482,10 @@ class TestRenewalAndLoss:
         assert valkey_locks.renew([(mine, 60.0)]) == [True]
         assert valkey_locks.look(["name"])[0][0].remaining > 50
         assert valkey_locks.renew([(mine.copy(token="another"), 60.0)]) == [False]
-        mine.replace_token()
+        mine.slot = 2
+        assert valkey_locks.renew([(mine, 60.0)]) == [False]
+        mine.slot = 1
+        mine.inherit(lock_request())
         assert valkey_locks.renew([(mine, 60.0)]) == [False]
 
     def test_it_is_packed_anew_once_the_lease_is_confirmed(self, valkey_locks):
@@ -490,10 +493,11 @@ class TestRenewalAndLoss:
         valkey_locks.acquire(mine, queue=False)
         mine.is_unconfirmed = True
         assert valkey_locks.renew([(mine, 5.0)]) == [True]
-        assert mine.renewal is None
+        unconfirmed = mine.renewal
         mine.is_unconfirmed = False
         assert valkey_locks.renew([(mine, 5.0)]) == [True]
-        assert mine.renewal
+        told = [mine.holder.to_text().encode() in renewal[-1].packed for renewal in (unconfirmed, mine.renewal)]
+        assert told == [True, False]
 
     def test_an_outage_shorter_than_the_lease_loses_nothing(self, proxied, proxy, caplog):
         with lock("name", ttl=3) as lease:

@@ -82,8 +82,8 @@ def through_proxy(proxied, proxy, valkey, settings):
 
 
 @pytest.fixture
-def patient_proxy(through_proxy, settings, monkeypatch):
-    """What is slow is no failure; a call that is repeated is repeated once."""
+def repeating_once(through_proxy, settings, monkeypatch):
+    """A call through the proxy that is repeated is repeated once: its time is over after the second attempt."""
     options = {"socket_timeout": 1.5, "socket_connect_timeout": 1.5}
     behind = {**settings.DISTRIBUTED_LOCKS["default"], "OPTIONS": options}
     settings.DISTRIBUTED_LOCKS = {**settings.DISTRIBUTED_LOCKS, "default": behind}
@@ -334,12 +334,12 @@ class TestLostReplies:
 
     @pytest.mark.parametrize("times", [1, 2])
     @pytest.mark.parametrize("marker", [TRY, WAIT, A_LOOK], ids=["try", "wait", "look"])
-    def test_of_a_waiter(self, patient_proxy, store, caller, marker, times):
+    def test_of_a_waiter(self, repeating_once, store, caller, marker, times):
         holder = lock("name", using="a")
         assert holder.acquire()
-        patient_proxy.cut_reply(marker, times)
+        repeating_once.cut_reply(marker, times)
         waiter = caller(ttl=10)
-        eventually(lambda: patient_proxy.cuts == times)
+        eventually(lambda: repeating_once.cuts == times)
         if times == 1 or marker == A_LOOK:
             in_queue(store, 1)
             holder.release()
@@ -471,9 +471,9 @@ class Swallowing(proxies.Passage):
 
 
 @pytest.fixture
-def swallowing(monkeypatch, patient_proxy):
+def swallowing(monkeypatch, repeating_once):
     monkeypatch.setattr(proxies, "Passage", Swallowing)
-    return patient_proxy
+    return repeating_once
 
 
 class TestListeners:
