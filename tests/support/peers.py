@@ -15,7 +15,8 @@ PROLOGUE = """
 import os, signal, sys, threading, time
 from django.conf import settings
 settings.configure(DISTRIBUTED_LOCKS={"default": {
-    "BACKEND": "tests.support.history.RecordingBackend", "LOCATION": sys.argv[1]}})
+    "BACKEND": "tests.support.history.RecordingBackend", "LOCATION": sys.argv[1],
+    "OPTIONS": {"socket_timeout": 30.0, "socket_connect_timeout": 30.0}}})  # a busy machine is no outage
 from django_distlock import *
 def say(*words):
     print(*words, flush=True)
