@@ -32,7 +32,7 @@ def resolving() -> Iterator[tuple[Names, list[str]]]:
     names: Names = {}
     asked: list[str] = []
 
-    def getaddrinfo(host: str, port: int, *arguments: Any, **options: Any) -> list[Any]:
+    def getaddrinfo(host: Any, port: Any, *arguments: Any, **options: Any) -> list[Any]:
         if host not in names:
             return without_names_of_tests(host, port, *arguments, **options)
         if len(arguments) > 3 and arguments[3] & socket.AI_NUMERICHOST:
@@ -44,11 +44,11 @@ def resolving() -> Iterator[tuple[Names, list[str]]]:
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return [found for address in answer for found in GETADDRINFO(address, port, *arguments)]
 
-    socket.getaddrinfo = getaddrinfo  # type: ignore[assignment]
+    socket.getaddrinfo = getaddrinfo
     try:
         yield names, asked
     finally:
-        socket.getaddrinfo = without_names_of_tests  # type: ignore[assignment]
+        socket.getaddrinfo = without_names_of_tests
         for answer in names.values():
             if isinstance(answer, threading.Event):
                 answer.set()

@@ -482,9 +482,11 @@ class TestRenewalAndLoss:
         assert valkey_locks.renew([(mine, 60.0)]) == [True]
         assert valkey_locks.look(["name"])[0][0].remaining > 50
         assert valkey_locks.renew([(mine.copy(token="another"), 60.0)]) == [False]
+        assert mine.copy(prefix="another").renewal is None
         mine.slot = 2
         assert valkey_locks.renew([(mine, 60.0)]) == [False]
         mine.slot = 1
+        assert valkey_locks.renew([(mine, 60.0)]) == [True]
         mine.inherit(lock_request())
         assert valkey_locks.renew([(mine, 60.0)]) == [False]
 

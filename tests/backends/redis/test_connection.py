@@ -17,6 +17,7 @@ import redis
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import connection
+from tests.support import network
 from tests.support.network import lookups, resolving, swallowing
 from tests.support.ports import free_port
 from tests.support.scripted import Scripted
@@ -132,6 +133,24 @@ class TestNames:
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "redis://no..such.name:6379/0"}}
         with pytest.raises(LockBackendError, match="does not answer; check that it runs"):
             calls(lock("name")).acquire()
+
+    def test_of_tests_are_never_looked_up_in_the_network(self, monkeypatch):
+        """Neither during the test nor later, by what outlives it."""
+        asked, system = [], network.GETADDRINFO
+
+        def note(host, *arguments, **options):
+            asked.append(host)
+            return system(host, *arguments, **options)
+
+        monkeypatch.setattr(network, "GETADDRINFO", note)
+        with resolving() as (names, _):
+            names["redis.test"] = ["127.0.0.1"]
+            assert socket.getaddrinfo("redis.test", 6379)
+            with pytest.raises(socket.gaierror):
+                socket.getaddrinfo("unknown.test", 6379)
+        with pytest.raises(socket.gaierror):
+            socket.getaddrinfo("redis.test", 6379, type=socket.SOCK_STREAM)
+        assert not [host for host in asked if str(host).endswith(".test")]
 
     def test_whose_address_changes(self, resolver, settings, own_valkey, calls):
         """As that of a managed server when it fails over: nothing is remembered of them."""
