@@ -295,7 +295,7 @@ def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[Redlock
         "default": {
             "BACKEND": REDLOCK,
             "LOCATION": [server.url for server in five_valkeys],
-            "OPTIONS": {"node_timeout": 1.0},  # the machine that runs tests is busy
+            "OPTIONS": {"node_timeout": PATIENCE, "socket_connect_timeout": PATIENCE},
         }
     }
     yield locks["default"]

@@ -956,6 +956,7 @@ class TestConnections:
         def refuse(thread):
             raise RuntimeError("can't start new thread")
 
+        redlock_locks.option["node_timeout"] = 1.0  # for which it tries to start one
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(LockBackendError, match="can't start new thread"):
@@ -1528,7 +1529,6 @@ class TestEventLoops:
 
     def test_tasks_that_are_cancelled_at_the_end_give_back_at_once(self, redlock_locks):
         """asyncio.run() cancels them together with those that read from the nodes."""
-        redlock_locks.option["node_timeout"] = 2 * PATIENCE
 
         async def hold():
             async with lock("name"):
