@@ -4,10 +4,9 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict
 
 from .exceptions import LockLost
 from .types import MOST_SLOTS
@@ -111,81 +110,87 @@ def check_ttl(ttl: object) -> float:
     return float(TTL("ttl", ttl) or 0.0)
 
 
-def _option(default: Any, check: Check, *, has_key: bool = False) -> Any:
-    """``has_key``: the entry of an alias in the settings may set it, under its name in capitals."""
-    return field(default=default, metadata={"check": check, "has_key": has_key})
+HAS_KEY = "key"  # the entry of an alias in the settings may set the option, under its name in capitals
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The final options of a lock, with their names, defaults and checks. ``lock()`` explains them."""
+class _Terms(NamedTuple):
+    """Each option with its type, its check, and whether it has a key. No dataclass, which takes long to import."""
 
-    ttl: float = _option(30.0, TTL, has_key=True)
-    wait: float | None = _option(
-        10.0,
+    ttl: Annotated[float, TTL, HAS_KEY] = 30.0
+    wait: Annotated[
+        float | None,
         Seconds("to wait for a busy lock: 0 does not wait, None waits as long as it takes.", or_none=True),
-        has_key=True,
-    )
-    max_waiters: int | None = _option(None, _max_waiters, has_key=True)
-    renew: bool = _option(True, _flag, has_key=True)
-    max_hold: float | None = _option(
-        None,
+        HAS_KEY,
+    ] = 10.0
+    max_waiters: Annotated[int | None, _max_waiters, HAS_KEY] = None
+    renew: Annotated[bool, _flag, HAS_KEY] = True
+    max_hold: Annotated[
+        float | None,
         Seconds(
             "after which a lease is no longer renewed; None renews for as long as the process lives, even if the holder"
             " hangs.",
             above=0.0,
             or_none=True,
         ),
-        has_key=True,
-    )
-    min_hold: float = _option(
-        0.0,
+        HAS_KEY,
+    ] = None
+    min_hold: Annotated[
+        float,
         Seconds("for which a lock stays taken after it was granted, however soon it is released; 0 frees it at once."),
-        has_key=True,
-    )
-    slots: int = _option(1, _slots)
-    reentrant: bool = _option(False, _flag)
-    on_lost: Literal["raise", "log"] | Callable[[LockLost], object] = _option("raise", _on_lost)  # noqa: RUF009 - it is a field
-    in_atomic: Literal["defer", "refuse", "ignore"] = _option(
-        "defer",
+        HAS_KEY,
+    ] = 0.0
+    slots: Annotated[int, _slots] = 1
+    reentrant: Annotated[bool, _flag] = False
+    on_lost: Annotated[Literal["raise", "log"] | Callable[[LockLost], object], _on_lost] = "raise"
+    in_atomic: Annotated[
+        Literal["defer", "refuse", "ignore"],
         _choice(
             "defer", "refuse", "ignore",
             hint="'defer' (free the lock when the transaction around it ends), 'refuse' (raise inside a transaction) or"
             " 'ignore' (free the lock before COMMIT)",
         ),
-    )  # fmt: skip
-    on_unavailable: Literal["raise", "run"] = _option(
-        "raise",
+    ] = "defer"  # fmt: skip
+    on_unavailable: Annotated[
+        Literal["raise", "run"],
         _choice(
             "raise", "run",
             hint="'raise' (LockBackendError) or 'run' (go on without the lock); 'skip', 'retry' and something to call"
             " are for on_unavailable= of @distributed_lock alone",
         ),
-        has_key=True,
-    )  # fmt: skip
-    label: str = _option("", _label)
+        HAS_KEY,
+    ] = "raise"  # fmt: skip
+    label: Annotated[str, _label] = ""
+
+
+_CHECKS: dict[str, Check] = {name: hint.__metadata__[0] for name, hint in _Terms.__annotations__.items()}
+OPTION_KEYS = tuple(name.upper() for name, hint in _Terms.__annotations__.items() if HAS_KEY in hint.__metadata__)
+
+
+class Terms(_Terms):
+    """The final options of a lock, with their names, defaults and checks. ``lock()`` explains them."""
+
+    __slots__ = ()
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        given = _Terms(*values, **named)
+        terms = cls._make(check(name, value) for (name, check), value in zip(_CHECKS.items(), given, strict=True))
+        if terms.slots > 1 and terms.reentrant:
+            raise ValueError(
+                "reentrant=True is for locks with one slot: a holder of one of several slots that asks again gets"
+                " another slot. Call the inner code without the lock."
+            )
+        return terms
 
     @property
     def has_needless_ttl(self) -> bool:
         return self.renew and self.ttl > NEEDLESS_TTL
 
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        return type(self)(**{**self._asdict(), **options})
+
     def elsewhere(self) -> dict[str, Any]:
         """Returns the options for another process, which does not have the callable ``on_lost`` of this one."""
-        return {**asdict(self), "on_lost": "raise" if callable(self.on_lost) else self.on_lost}
-
-    def __post_init__(self) -> None:
-        for name, check in _CHECKS:
-            object.__setattr__(self, name, check(name, getattr(self, name)))
-        if self.slots > 1 and self.reentrant:
-            raise ValueError(
-                "reentrant=True is for locks with one slot: a holder of one of several slots that asks again gets"
-                " another slot. Call the inner code without the lock."
-            )
-
-
-_CHECKS: list[tuple[str, Check]] = [(option.name, option.metadata["check"]) for option in fields(Terms)]
-_KNOWN = tuple(name for name, _ in _CHECKS)
-OPTION_KEYS = tuple(option.name.upper() for option in fields(Terms) if option.metadata["has_key"])
+        return {**self._asdict(), "on_lost": "raise" if callable(self.on_lost) else self.on_lost}
 
 
 class CommonOptions(TypedDict, total=False):
@@ -227,8 +232,8 @@ class Options:
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         for option in given:
-            if option not in _KNOWN:
-                hint = other_words.OPTIONS.get(option) or f"The options are {', '.join(_KNOWN)}, using."
+            if option not in _CHECKS:
+                hint = other_words.OPTIONS.get(option) or f"The options are {', '.join(_CHECKS)}, using."
                 raise TypeError(f"A lock has no option {option!r}: {hint}")
         self.own = Terms(**given)  # also raises for a bad value where it is written, not where it is first used
         if self.own.has_needless_ttl:
@@ -241,7 +246,7 @@ class Options:
     def terms(self, defaults: Terms) -> Terms:
         last = self._last  # read once: another thread may set it meanwhile
         if last is None or last[0] is not defaults:
-            self._last = last = defaults, replace(defaults, **self.given)
+            self._last = last = defaults, defaults.with_options(self.given)
         return last[1]
 
 

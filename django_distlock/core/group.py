@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -58,7 +57,7 @@ def lock_all(*handles: Lock, wait: float | timedelta | None = WAIT) -> LockGroup
     for handle in handles:
         if type(handle) is not Lock:
             raise TypeError(f"lock_all() takes handles of lock(), and {handle!r} is none.")
-    return LockGroup(handles, Terms(wait=wait).wait)  # type: ignore[arg-type]  # its check takes a timedelta, too
+    return LockGroup(handles, Terms(wait=wait).wait)
 
 
 class Leases(tuple[Lease, ...]):
@@ -402,7 +401,7 @@ def _came_too_late(acquisition: Acquisition, grant: Grant) -> bool:
 def _leave(acquisition: Acquisition) -> None:
     """Its caller does not continue with the lease, so it is not kept for its min_hold."""
     if lease := acquisition.lease:
-        lease._terms = replace(lease._terms, min_hold=0.0)
+        lease._terms = lease._terms.with_options({"min_hold": 0.0})
     if acquisition._hold:
         with suppress(NothingToLeave):
             acquisition._holds.leave(acquisition._hold, BY_WITH)
@@ -415,7 +414,7 @@ def _send(signal: Signal, acquisition: Acquisition, error: LockBackendError | No
 
 def _options_of(handle: Lock) -> Terms:
     """The options that one lease has."""
-    return replace(handle._options.own, wait=None, label="")
+    return handle._options.own.with_options({"wait": None, "label": ""})
 
 
 def identity_of(backend: BaseLockBackend) -> str:

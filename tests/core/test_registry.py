@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import fields
 from datetime import timedelta
 from typing import get_args, get_type_hints
 
@@ -78,7 +77,7 @@ class TestAliases:
 
 def test_there_is_one_list_of_options():
     """In the documentation, and for type checkers, which cannot read it."""
-    names = [option.name for option in fields(Terms)]
+    names = [*Terms._fields]
     hints = get_type_hints(Terms)
     seconds = {name for name in names if float in (hints[name], *get_args(hints[name]))}
     given = {name: hints[name] | timedelta if name in seconds else hints[name] for name in names}
