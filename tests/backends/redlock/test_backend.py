@@ -952,16 +952,16 @@ class TestConnections:
         assert left
         assert left[0] <= PATIENCE - busy_for
 
-    def test_where_no_thread_can_be_started(self, redlock_locks, monkeypatch):
+    def test_where_no_thread_can_be_started(self, five_valkeys, configured, monkeypatch):
         def refuse(thread):
             raise RuntimeError("can't start new thread")
 
-        redlock_locks.option["node_timeout"] = 1.0  # for which it tries to start one
+        backend = configured([node.url for node in five_valkeys])
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(LockBackendError, match="can't start new thread"):
-                redlock_locks.acquire(lock_request(), queue=False)
-        assert isinstance(redlock_locks.acquire(lock_request(), queue=False), Grant)
+                backend.acquire(lock_request(), queue=False)
+        assert isinstance(backend.acquire(lock_request(), queue=False), Grant)
 
     def test_without_poll(self, redlock_locks, monkeypatch, calls):
         monkeypatch.setattr("django_distlock.backends.redlock.connections.Poll", SelectPoll)
