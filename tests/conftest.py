@@ -256,7 +256,7 @@ def store(valkey: Valkey) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def valkey_locks(valkey: Valkey, store: redis.Redis, settings: Any) -> Iterator[RedisBackend]:
+def valkey_locks(valkey: Valkey, store: redis.Redis, settings: Any, long_calls: None) -> Iterator[RedisBackend]:
     """``locks["default"]`` is the emptied server."""
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey.url}}
     yield locks["default"]
@@ -289,7 +289,7 @@ def five_valkeys(redlock_servers: list[Valkey]) -> list[Valkey]:
 
 
 @pytest.fixture
-def redlock_locks(five_valkeys: list[Valkey], settings: Any) -> Iterator[RedlockBackend]:
+def redlock_locks(five_valkeys: list[Valkey], settings: Any, long_calls: None) -> Iterator[RedlockBackend]:
     """``locks["default"]`` is a quorum of five emptied servers."""
     settings.DISTRIBUTED_LOCKS = {
         "default": {
@@ -380,6 +380,8 @@ def proxy(valkey: Valkey, store: redis.Redis, tmp_path_factory: pytest.TempPathF
 def proxied(proxy: Proxy, settings: Any, request: pytest.FixtureRequest) -> Iterator[RedisBackend]:
     """``locks["default"]`` behind the proxy. A busy machine is no outage; see ``GIVES_UP_SOON``."""
     seconds = getattr(request, "param", PATIENCE)
+    if seconds == PATIENCE:
+        request.getfixturevalue("long_calls")
     timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": proxy.url, "OPTIONS": timeouts}}
     backend = locks["default"]
