@@ -258,7 +258,8 @@ def store(valkey: Valkey) -> Iterator[redis.Redis]:
 @pytest.fixture
 def valkey_locks(valkey: Valkey, store: redis.Redis, settings: Any, long_calls: None) -> Iterator[RedisBackend]:
     """``locks["default"]`` is the emptied server."""
-    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey.url}}
+    timeouts = {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE}
+    settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": valkey.url, "OPTIONS": timeouts}}
     yield locks["default"]
     locks.close()
 
