@@ -139,7 +139,7 @@ class Cluster:
             node.cluster("ADDSLOTS", *range(number * share, min(SLOTS, (number + 1) * share)))
         for node in others:
             first.cluster("MEET", "127.0.0.1", node.port)
-        eventually(lambda: all(self._knows_all(node) for node in self.nodes), FORMED_WITHIN)
+        eventually(lambda: all(self._knows_all(node) for node in self.nodes))
         for primary, replica in zip(self.nodes, self.nodes[PRIMARIES:], strict=False):
             replica.cluster("REPLICATE", primary.id)
         self.wait_until_whole()
@@ -218,7 +218,9 @@ class Cluster:
             for node in (source, to):
                 node.cluster("SETSLOT", slot, "STABLE")
             raise
-        for node in (to, source, *(node for node in self.primaries if node not in (to, source))):
+        to.cluster("SETSLOT", slot, "NODE", to.id)
+        to.cluster("BUMPEPOCH")  # which it does not do by itself where it has forgotten that it imports
+        for node in (source, *(node for node in self.primaries if node not in (to, source))):
             node.cluster("SETSLOT", slot, "NODE", to.id)
         eventually(lambda: all(self._sees(node, slot, to) for node in self.nodes))
 

@@ -447,6 +447,7 @@ class TestNothingIsLeftBehind:
         assert sum("lock:first" in keys for keys in _locks(quorum)) >= 3
 
     def test_after_a_split_vote(self, nodes, redlock_locks, calls):
+        connect_all(calls(redlock_locks))
         prepare(nodes, "name", (TAKEN, TAKEN, FREE, FREE, FAILED))
         prepare(nodes, "split", (TAKEN, TAKEN, TAKEN, FREE, FREE))
         for name in ("name", "split"):
@@ -483,6 +484,7 @@ class TestNothingIsLeftBehind:
         assert all(node.pttl("lock|x:name") > 50_000 for node in nodes)
 
     def test_who_finds_it_busy_is_told_on_how_many_nodes_and_how_many_failed(self, nodes, redlock_locks):
+        connect_all(redlock_locks)
         prepare(nodes, "name", (TAKEN, FREE, FREE, FAILED, FAILED))
         with pytest.raises(LockNotAcquired, match=r"MainThread\) on 1 node while 2 failed since"):
             lock("name", wait=0).__enter__()
@@ -605,7 +607,7 @@ class TestRenewal:
 
     def test_does_not_bring_back_what_was_freed(self, redlock_locks, nodes, calls):
         mine = lock_request()
-        calls(redlock_locks).acquire(mine, queue=False)
+        spread(calls(redlock_locks), mine)
         for node in nodes[:3]:
             node.delete("lock:name")
         assert calls(redlock_locks).renew([(mine, 10.0)]) == [False]
@@ -614,7 +616,7 @@ class TestRenewal:
     def test_tells_no_loss_while_a_majority_may_have_it(self, redlock_locks, nodes, calls):
         mine, other = lock_request(), lock_request("other")
         for one in (mine, other):
-            calls(redlock_locks).acquire(one, queue=False)
+            spread(calls(redlock_locks), one)
         for node, state in zip(nodes, (FAILED, TAKEN, TAKEN), strict=False):
             node.delete("lock:name")
             prepare([node], "name", [state])
