@@ -114,7 +114,7 @@ HAS_KEY = "key"  # the entry of an alias in the settings may set the option, und
 
 
 class _Terms(NamedTuple):
-    """Each option with its type, its check, and whether it has a key. No dataclass, which takes long to import."""
+    """Each option with its type, its check, and whether it has a key. To make a dataclass would take longer."""
 
     ttl: Annotated[float, TTL, HAS_KEY] = 30.0
     wait: Annotated[
@@ -171,7 +171,7 @@ class Terms(_Terms):
 
     __slots__ = ()
 
-    def __new__(cls, *values: Any, **named: Any) -> Self:
+    def __new__(cls, *values: Any, **named: Any) -> Self:  # values: of copy and pickle
         given = _Terms(*values, **named)
         terms = cls._make(check(name, value) for (name, check), value in zip(_CHECKS.items(), given, strict=True))
         if terms.slots > 1 and terms.reentrant:
@@ -185,8 +185,11 @@ class Terms(_Terms):
     def has_needless_ttl(self) -> bool:
         return self.renew and self.ttl > NEEDLESS_TTL
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
+    def _replace(self, **options: Any) -> Self:
+        """Returns other terms, which are checked, too."""
         return type(self)(**{**self._asdict(), **options})
+
+    __replace__ = _replace  # for copy.replace() of Python 3.13
 
     def elsewhere(self) -> dict[str, Any]:
         """Returns the options for another process, which does not have the callable ``on_lost`` of this one."""
@@ -246,7 +249,7 @@ class Options:
     def terms(self, defaults: Terms) -> Terms:
         last = self._last  # read once: another thread may set it meanwhile
         if last is None or last[0] is not defaults:
-            self._last = last = defaults, defaults.with_options(self.given)
+            self._last = last = defaults, defaults._replace(**self.given)
         return last[1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -87,6 +89,24 @@ def test_there_is_one_list_of_options():
     [told] = re.findall(r"The other options of `lock\(\)` have no key here: ([^.]*)\.", page)
     assert set(re.findall(r"`(\w+)`", told)) == {name for name in names if name.upper() not in OPTION_KEYS}
     assert set(OPTION_KEYS) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+
+
+class TestTerms:
+    def test_those_with_another_value_are_checked(self):
+        terms = Terms(ttl=timedelta(seconds=5), slots=3)
+        assert (terms.ttl, terms.slots, terms._replace(ttl=timedelta(seconds=7)).ttl) == (5.0, 3, 7.0)
+        with pytest.raises(ValueError, match="ttl is 'soon'"):
+            terms._replace(ttl="soon")
+        with pytest.raises(ValueError, match="reentrant=True is for locks with one slot"):
+            terms._replace(reentrant=True)
+        with pytest.raises(TypeError, match="'timeout'"):
+            terms._replace(timeout=3)
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+    def test_copies_are_the_same(self, copied):
+        terms = Terms(ttl=5.0, label="nightly")
+        assert copied(terms) == terms
+        assert type(copied(terms)) is Terms
 
 
 class TestBackendsThatAreReplaced:

@@ -23,7 +23,6 @@ PRIMARIES = 3
 SLOTS = 16384
 NODE_TIMEOUT = 1000  # ms after which the others take a node for failed
 PATIENT_NODE_TIMEOUT = 5000  # where nobody harms a node; one on a busy machine may not answer for seconds
-FORMED_WITHIN = 30.0  # seconds
 BROKEN = (redis.RedisError, OSError)
 
 
@@ -244,7 +243,7 @@ class Cluster:
         self.wait_until_whole()
 
     def wait_until_whole(self) -> None:
-        eventually(self._is_whole, FORMED_WITHIN)
+        eventually(self._is_whole)
 
     def _is_whole(self) -> bool:
         return all(self._is_well(node) for node in self.nodes) and len(self.primaries) == PRIMARIES

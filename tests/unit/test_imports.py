@@ -40,7 +40,7 @@ CLUSTER = {
     "backends.redis": ["cluster"],
     "backends.redis.cluster": ["backend", "client", "config", "diagnostics", "pubsub", "routing"],
 }
-FOREIGN = {"multiprocessing", "redis", "psycopg", "celery", "opentelemetry", "health_check"}
+FOREIGN = {"dataclasses", "multiprocessing", "redis", "psycopg", "celery", "opentelemetry", "health_check"}
 
 PROGRAM = """
 import sys, django

@@ -958,7 +958,7 @@ class TestConnections:
         def refuse(thread):
             raise RuntimeError("can't start new thread")
 
-        backend = configured([node.url for node in five_valkeys])
+        backend = configured([node.url for node in five_valkeys], OPTIONS={"node_timeout": 1.0})
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(LockBackendError, match="can't start new thread"):
