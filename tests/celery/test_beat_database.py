@@ -404,7 +404,7 @@ def test_a_row_that_is_sent_at_least_once_is_read_also_hours_before_it_is_due(wo
     row("other", minute="0", hour="14", timezone="UTC")
     row("off", every=60)
     models.PeriodicTask.objects.filter(name="off").update(enabled=False)
-    fleet = world()
+    fleet = world(beat_max_loop_interval=60)
     fleet.before_sending = kill_the_sender_of("nightly")
     fleet.start()
     fleet.run(START.replace(hour=14, minute=1))

@@ -119,8 +119,13 @@ def absolute(name: str, node: ast.ImportFrom) -> str:
     return ".".join([*parents, *([node.module] if node.module else [])])
 
 
-def imports(name: str) -> Iterator[str]:
+@cache
+def imports(name: str) -> list[str]:
     """Absolute names of all that a module imports: for annotations and inside of functions, too."""
+    return [*_imported(name)]
+
+
+def _imported(name: str) -> Iterator[str]:
     for node in ast.walk(parsed(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
