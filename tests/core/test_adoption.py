@@ -720,7 +720,7 @@ from celery.signals import worker_ready
 from django.conf import settings
 settings.configure(SECRET_KEY="for tests only", ALLOWED_HOSTS=["testserver"], ROOT_URLCONF="export_project",
     DISTRIBUTED_LOCKS={"default": {
-        "BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": os.environ["LOCKS"], "TTL": 2}})
+        "BACKEND": "django_distlock.backends.redis.RedisBackend", "LOCATION": os.environ["LOCKS"], "TTL": 6}})
 import django
 django.setup()
 from django.http import HttpResponse
@@ -763,7 +763,7 @@ class TestCelery:
     def backend(self, valkey_locks):
         return valkey_locks
 
-    @pytest.mark.seconds(11)
+    @pytest.mark.seconds(15)
     def test_a_view_answers_202_and_a_task_in_a_worker_goes_on_with_its_lock(self, backend, valkey, tmp_path):
         (tmp_path / "export_project.py").write_text(PROJECT)
         environment = os.environ | {
@@ -788,7 +788,7 @@ class TestCelery:
             begun = tmp_path / "done.begun"
             assert post() == "202"
             pid = eventually(lambda: begun.exists() and begun.read_text(), 2 * PATIENCE)
-            time.sleep(2.5)  # longer than the TTL
+            time.sleep(7)  # longer than the TTL, in which a busy worker begins
             assert post() == "409"
             [[info]] = backend.look(["export:7"])
             assert info.holder.pid == int(pid)
