@@ -291,7 +291,7 @@ def five_valkeys(redlock_servers: list[Valkey]) -> list[Valkey]:
 
 @pytest.fixture
 def redlock_locks(five_valkeys: list[Valkey], settings: Any, long_calls: None) -> Iterator[RedlockBackend]:
-    """``locks["default"]`` is a quorum of five emptied servers."""
+    """``locks["default"]`` is a quorum of five emptied servers, which fail by what they answer alone."""
     settings.DISTRIBUTED_LOCKS = {
         "default": {
             "BACKEND": REDLOCK,
@@ -378,11 +378,9 @@ def proxy(valkey: Valkey, store: redis.Redis, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def proxied(proxy: Proxy, settings: Any, request: pytest.FixtureRequest) -> Iterator[RedisBackend]:
+def proxied(proxy: Proxy, settings: Any, request: pytest.FixtureRequest, long_calls: None) -> Iterator[RedisBackend]:
     """``locks["default"]`` behind the proxy. A busy machine is no outage; see ``GIVES_UP_SOON``."""
     seconds = getattr(request, "param", PATIENCE)
-    if seconds == PATIENCE:
-        request.getfixturevalue("long_calls")
     timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": proxy.url, "OPTIONS": timeouts}}
     backend = locks["default"]

@@ -101,6 +101,8 @@ class TestTerms:
             terms._replace(reentrant=True)
         with pytest.raises(TypeError, match="'timeout'"):
             terms._replace(timeout=3)
+        with pytest.raises(ValueError, match="ttl is 'soon'"):
+            getattr(copy, "replace", Terms._replace)(terms, ttl="soon")  # of Python 3.13
 
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
     def test_copies_are_the_same(self, copied):

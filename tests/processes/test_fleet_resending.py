@@ -16,10 +16,10 @@ import celery
 import pytest
 
 from example_project.valkey import Valkey
+from tests.support import rabbitmq
 from tests.support.brokers import broker_that_restarts
 from tests.support.fleet.harness import Fleet
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import DELAYING
 from tests.support.tools import eventually
 
 pytestmark = pytest.mark.seconds(5)
@@ -205,7 +205,7 @@ def restarting(request, tmp_path_factory):
 )
 def test_a_broker_that_restarts_with_runs_in_its_queue(fleets, restarting, queue_type):
     """Those are done once, and so is what is sent later."""
-    of_its_own = {"task_default_queue": uuid.uuid4().hex, "task_default_queue_type": queue_type, **DELAYING}
+    of_its_own = {"task_default_queue": uuid.uuid4().hex, "task_default_queue_type": queue_type, **rabbitmq.CONF}
     conf = of_its_own if queue_type else {}  # others have the same RabbitMQ
     fleet = fleets({"wall": ("wall", PERIOD)}, broker=restarting.url, conf=conf)
     fleet.start(beats=2)

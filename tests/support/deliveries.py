@@ -145,7 +145,7 @@ def shop_in_rabbitmq(kind, url, queue_type):
         "task_default_routing_key": name,
     }
     with kind(url, **conf) as shop:
-        # As a worker does when it starts, with the kind that DELAYING says.
+        # As a worker does when it starts, with the kind that CONF says.
         declare_native_delayed_delivery_exchanges_and_queues(shop.connection, "classic")
         shop.queue.declare()
         bind_queue_to_native_delayed_delivery_exchange(shop.connection, shop.app.amqp.queues[name])

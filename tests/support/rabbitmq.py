@@ -19,10 +19,12 @@ from tests.support.tools import eventually
 
 PLACES = "/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/sbin"
 STARTS_WITHIN = 240.0  # seconds, on a busy machine
-# Where it keeps messages for later. All who use it must agree, and queues of this kind are made sooner.
-DELAYING = {"broker_native_delayed_delivery_queue_type": "classic"}
-# Who publishes goes on when the node has the message. One that is on its way when the node ends would be lost.
-CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
+CONF = {  # of Celery
+    # Where it keeps messages for later. All who use it must agree, and queues of this kind are made sooner.
+    "broker_native_delayed_delivery_queue_type": "classic",
+    # Who publishes goes on when the node has the message. One that is on its way when the node ends would be lost.
+    "broker_transport_options": {"confirm_publish": True},
+}
 NEVER_SPIN = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none"  # schedulers that wait for work leave the processor
 
 

@@ -90,12 +90,6 @@ def configured(settings):
     locks.close()
 
 
-@pytest.fixture
-def patient_locks(nodes, five_valkeys, configured):
-    """The same, whose nodes fail by what they answer alone."""
-    return configured([server.url for server in five_valkeys], OPTIONS=PATIENT)
-
-
 def prepare(nodes, name, pattern):
     """A node that failed has another type of value there, so that it answers by an error."""
     other, holder = new_token(), lock_request().holder.to_text()
@@ -122,8 +116,8 @@ class TestEveryPattern:
     """3^5 patterns of free, taken and failed nodes."""
 
     @pytest.mark.seconds(4)
-    def test_on_real_nodes(self, nodes, patient_locks, calls):
-        backend = calls(patient_locks)
+    def test_on_real_nodes(self, nodes, redlock_locks, calls):
+        backend = calls(redlock_locks)
         connect_all(backend)
         for number, pattern in enumerate(PATTERNS):
             name = f"pattern:{number}"
@@ -192,11 +186,11 @@ class TestNumbers:
         assert is_known(fence_of([7, 7, 7], 3), [7, 7, 7], 3)
         assert not is_known(fence_of([7, 7, 8], 3), [7, 7, 8], 3)
 
-    def test_over_any_two_majorities(self, nodes, patient_locks, calls):
+    def test_over_any_two_majorities(self, nodes, redlock_locks, calls):
         """Each grant sees another majority, of nodes whose counters are far apart."""
         for number, node in enumerate(nodes):
             node.set("lock|f", f"{(number + 1) * 10**15:016}")
-        backend, last = calls(patient_locks), 0
+        backend, last = calls(redlock_locks), 0
         for majority in itertools.combinations(range(5), 3):
             for number, node in enumerate(nodes):
                 if number not in majority:
@@ -414,7 +408,7 @@ class TestNothingIsLeftBehind:
         calls(handle).release()
         eventually(lambda: calls(other).locked() or not any(stands(node, "name") for node in nodes))
 
-    def test_where_a_connection_broke_after_a_repair(self, nodes, patient_locks, calls):
+    def test_where_a_connection_broke_after_a_repair(self, nodes, redlock_locks, calls):
         """A node that could not be asked for the lock was given it by the renewal."""
         nodes[0].config_set("requirepass", "another")
         nodes[0].client_kill_filter(skipme=True, _type="normal")
@@ -693,16 +687,16 @@ class TestListing:
         assert calls(redlock_locks).held() == []
         assert locked_names(calls(redlock_locks)) == []
 
-    def test_a_lock_rests_if_one_of_its_nodes_says_so(self, patient_locks, nodes, calls):
+    def test_a_lock_rests_if_one_of_its_nodes_says_so(self, redlock_locks, nodes, calls):
         """The release has not reached the others yet."""
         mine = lock_request(ttl=60)
-        spread(calls(patient_locks), mine)
+        spread(calls(redlock_locks), mine)
         held = nodes[0].get("lock:name")
-        calls(patient_locks).release(mine, 60)
+        calls(redlock_locks).release(mine, 60)
         eventually(lambda: all(node.get("lock:name") != held for node in nodes))
         for node in nodes[:4]:
             node.set("lock:name", held, px=60_000)
-        assert [(info.nodes, info.resting) for info in calls(patient_locks).held()] == [(5, True)]
+        assert [(info.nodes, info.resting) for info in calls(redlock_locks).held()] == [(5, True)]
 
     def test_with_two_nodes_down(self, quorum, configured, calls):
         backend = configured(quorum.urls, OPTIONS={"node_timeout": 0.1})

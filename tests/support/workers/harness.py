@@ -15,10 +15,9 @@ import redis
 from celery import Celery
 
 from example_project.valkey import Valkey
-from tests.support import tools
+from tests.support import rabbitmq, tools
 from tests.support.forkserver import Program
 from tests.support.programs import ROOT
-from tests.support.rabbitmq import CONFIRMED, DELAYING
 from tests.support.tools import eventually
 
 PATIENCE = 4 * tools.PATIENCE  # seconds, also for a worker to start: several may start at once on a busy machine
@@ -51,7 +50,7 @@ class Worker:
             "results": f"redis+socket://{server.socket}?virtual_host=2",
             "visibility_timeout": visibility_timeout,
             "queue": self.queue,
-            "conf": {"task_default_queue_type": queue_type, **DELAYING, **CONFIRMED} if queue_type else {},
+            "conf": {"task_default_queue_type": queue_type, **rabbitmq.CONF} if queue_type else {},
             "start_method": "spawn" if pool == "spawn" else "",
         }
         self._log = folder / f"{self.name}.log"
