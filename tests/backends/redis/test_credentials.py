@@ -131,6 +131,7 @@ def made(kind, request):
                 found = Store({"BACKEND": REDIS, "OPTIONS": watched.options}, admins)
             case "cluster":
                 cluster = request.getfixturevalue("valkey_cluster")
+                cluster.flush()
                 urls = [node.url for node in cluster.primaries]  # a replica is asked for slots, and then no more
                 found = Store({"BACKEND": REDIS_CLUSTER, "LOCATION": urls}, [node.client for node in cluster.nodes])
             case "quorum":
