@@ -19,6 +19,7 @@ import pytest
 import redis
 from django.core.signals import request_finished
 from django.db import close_old_connections
+from pytest_django.plugin import blocking_manager_key
 
 from django_distlock import locks
 from django_distlock.backends.base import BaseLockBackend
@@ -37,7 +38,7 @@ from tests.support import rabbitmq as rabbitmq_server
 from tests.support import zookeeper as zookeeper_server
 from tests.support.callers import Caller
 from tests.support.cluster import Cluster
-from tests.support.databases import end_sessions, known_database, quick_flushes
+from tests.support.databases import end_sessions, known_database, make_databases, quick_flushes
 from tests.support.inside import client_of, forget_what_is_left
 from tests.support.mariadb import MariaDB
 from tests.support.mysql_driver import is_driver_there
@@ -112,6 +113,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(10_000)  # the rest is small, and what each test makes is mostly gone with it
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    if session.config.getoption("processes") != "0":  # which are forked now
+        make_databases(session.config.stash[blocking_manager_key])
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # below all else
@@ -193,8 +201,8 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    with quick_flushes(django_db_blocker):
+def django_db_setup(django_test_environment: None, django_db_blocker: Any) -> Iterator[None]:
+    with quick_flushes(make_databases(django_db_blocker)):
         yield
 
 
@@ -246,13 +254,18 @@ def mariadb_locks(mariadb_database: Any, settings: Any, long_calls: None) -> Ite
     yield from database_locks(settings)
 
 
-@pytest.fixture
-def store(valkey: Valkey) -> Iterator[redis.Redis]:
-    """The server, emptied, with a client to look behind the backend's back."""
+@pytest.fixture(scope="session")
+def client_of_valkey(valkey: Valkey) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(valkey.url, socket_timeout=5, decode_responses=True) as client:
         assert client.info("server")["process_id"] == valkey.process.pid
-        client.flushall()
         yield client
+
+
+@pytest.fixture
+def store(client_of_valkey: redis.Redis) -> redis.Redis:
+    """The server, emptied, by a client to look behind the backend's back."""
+    client_of_valkey.flushall()
+    return client_of_valkey
 
 
 @pytest.fixture
@@ -273,20 +286,20 @@ def program(valkey: Valkey, valkey_locks: RedisBackend) -> Iterator[Programs]:
 
 
 @pytest.fixture(scope="session")
-def redlock_servers() -> Iterator[list[Valkey]]:
-    """Servers of this test process that know nothing of each other."""
+def redlock_servers() -> Iterator[dict[Valkey, redis.Redis]]:
+    """Servers of this test process that know nothing of each other, each with a client."""
     with ExitStack() as stack:
-        yield [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
+        servers = [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
+        yield {server: stack.enter_context(redis.Redis.from_url(server.url)) for server in servers}
 
 
 @pytest.fixture
-def five_valkeys(redlock_servers: list[Valkey]) -> list[Valkey]:
+def five_valkeys(redlock_servers: dict[Valkey, redis.Redis]) -> list[Valkey]:
     """The same, emptied, for tests that leave them running."""
-    for server in redlock_servers:
-        with redis.Redis.from_url(server.url) as client:
-            client.flushall()
-            client.script_flush()
-    return redlock_servers
+    for client in redlock_servers.values():
+        client.flushall()
+        client.script_flush()
+    return [*redlock_servers]
 
 
 @pytest.fixture

@@ -253,7 +253,7 @@ class TestEvents:
         assert causes(from_journal(entries(backend, 4), "a", "default", time.time() + 20, None)) == []
 
     def test_a_lease_that_reaches_its_bound(self, backend):
-        with lock("order:42", ttl=0.6, max_hold=0.5, on_lost="log") as lease:
+        with lock("order:42", ttl=2, max_hold=0.5, on_lost="log") as lease:
             eventually(lambda: not lease.is_held)
         reached = [entry for entry in entries(backend, 3) if entry.event is Event.BOUND_REACHED]
         assert [entry.text for entry in reached] == ["its max_hold of 0.5 s"]

@@ -166,7 +166,7 @@ class TestResponses:
         configured(RESPONSE_MAX_HOLD=0.5)
         lock_lost.connect(note)
         try:
-            response = distributed_lock("name", ttl=0.3)(streaming)(RequestFactory().get("/"))
+            response = distributed_lock("name", ttl=2)(streaming)(RequestFactory().get("/"))
             eventually(lambda: lost)
             eventually(lambda: not lock("name").locked())
         finally:
@@ -197,7 +197,7 @@ class TestResponses:
 
     def test_max_hold_counts_as_well(self, configured, caplog):
         configured(RESPONSE_MAX_HOLD=60)
-        response = distributed_lock("name", ttl=0.3, max_hold=0.5)(streaming)(RequestFactory().get("/"))
+        response = distributed_lock("name", ttl=2, max_hold=0.5)(streaming)(RequestFactory().get("/"))
         eventually(lambda: not lock("name").locked())
         response.close()
         assert "reaches its max_hold of 0.5 s" in caplog.text

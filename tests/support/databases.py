@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
 from django.core.management.commands import flush
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test.utils import setup_databases
 
 from django_distlock import LockError, lock, locks
 from django_distlock.backends.database.fast_path import FastPath, has_returning
@@ -82,15 +84,23 @@ def make_tables(connection: Any) -> None:
                 editor.create_model(model)
 
 
-@contextmanager
-def quick_flushes(blocker: Any) -> Iterator[None]:
-    """A test that commits ends with a flush, which makes content types and permissions anew: here they are put back."""
-    from django.contrib.contenttypes.models import ContentType  # the programs of some tests have no such app
+@cache
+def make_databases(blocker: Any) -> dict[str, dict[str, list[Any]]]:
+    """Those of Django, in memory; processes that are forked later have them, too. Returns all rows, by alias and table.
 
+    As pytest-django makes them, which takes each process a quarter of a second.
+    """
     with blocker.unblock():
-        kept = {alias: _rows(connections[alias]) for alias in connections}
+        setup_databases(verbosity=0, interactive=False, serialized_aliases=())
         for connection in connections.all():  # which checks of Django want to know, also in tests without this database
             assert connection.features.supports_json_field
+        return {alias: _rows(connections[alias]) for alias in connections}
+
+
+@contextmanager
+def quick_flushes(kept: dict[str, dict[str, list[Any]]]) -> Iterator[None]:
+    """A test that commits ends with a flush, which makes content types and permissions anew: here they are put back."""
+    from django.contrib.contenttypes.models import ContentType  # the programs of some tests have no such app
 
     def put_back(verbosity: int, interactive: bool, db: str, **_: object) -> None:
         with transaction.atomic(db), connections[db].cursor() as cursor:  # whatever refers to what

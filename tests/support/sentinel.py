@@ -97,7 +97,8 @@ class Watched:
             if follow:
                 server.environment = self._environment_of_replicas
             self.servers.append(server.start())
-        self._until(self._is_replicating)
+        with self.servers[0].client(**self.auth) as master:
+            self._until(lambda: self._is_replicating(master))
         # They would find each other and the replicas by themselves, after seconds.
         known = [(free_port(), secrets.token_hex(20)) for _ in range(sentinels)]
         for number, (port, myid) in enumerate(known):
@@ -111,30 +112,26 @@ class Watched:
                 *self._sentinel,
             ]
             self.sentinels.append(self._process(f"sentinel{number}", port, lines, "--sentinel").start())
-        self._until(self._is_ready)
+        for one in self.sentinels:
+            with one.client(**self.sentinel_auth) as sentinel:
+                self._until(lambda sentinel=sentinel: self._is_ready(sentinel))
 
     def _process(self, name: str, port: int, lines: Sequence[str], *arguments: str) -> Process:
         ports = [f"{kind} {port if kind == self._port else 0}" for kind in dict.fromkeys(("port", self._port))]
         config = Path(self._folder.name, f"{name}.conf")
         return Process(self._program, config, port, ["save ''", *ports, *lines], *arguments)
 
-    def _is_replicating(self) -> bool:
-        with self.servers[0].client(**self.auth) as master:
-            about = master.info("replication")
-            return all(
-                about.get(f"slave{number}", {}).get("state") == "online" for number in range(len(self.servers) - 1)
-            )
+    def _is_replicating(self, master: redis.Redis) -> bool:
+        about = master.info("replication")
+        return all(about.get(f"slave{number}", {}).get("state") == "online" for number in range(len(self.servers) - 1))
 
-    def _is_ready(self) -> bool:
-        for sentinel in self.sentinels:
-            with sentinel.client(**self.sentinel_auth) as client:
-                master = _about(client.execute_command("SENTINEL", "MASTER", SERVICE))
-                replicas = [_about(one) for one in client.execute_command("SENTINEL", "REPLICAS", SERVICE)]
-                if any(about["flags"] not in ("master", "slave") for about in (master, *replicas)):
-                    return False
-                if any(about["master-link-status"] != "ok" for about in replicas):
-                    return False
-        return True
+    @staticmethod
+    def _is_ready(sentinel: redis.Redis) -> bool:
+        master = _about(sentinel.execute_command("SENTINEL", "MASTER", SERVICE))
+        replicas = [_about(one) for one in sentinel.execute_command("SENTINEL", "REPLICAS", SERVICE)]
+        return all(about["flags"] in ("master", "slave") for about in (master, *replicas)) and all(
+            about["master-link-status"] == "ok" for about in replicas
+        )
 
     @staticmethod
     def _until(condition: Callable[[], bool]) -> None:

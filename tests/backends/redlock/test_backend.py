@@ -337,9 +337,9 @@ class TestValidity:
 
     def test_a_grant_that_comes_when_it_is_over_is_none(self, quorum, configured, calls):
         configured(quorum.urls, OPTIONS={"node_timeout": 5.0})
-        handle = lock("name", ttl=0.4, wait=PATIENCE)
-        assert calls(handle).acquire()
-        calls(handle).release()
+        handle, connecting = lock("name", ttl=0.4, wait=PATIENCE), lock("name")
+        assert calls(connecting).acquire()
+        calls(connecting).release()
         for number in range(3):
             quorum.stop(number)
         woken = threading.Timer(0.8, lambda: [quorum.go_on(number) for number in range(3)])
@@ -1371,14 +1371,14 @@ class TestWhatNodesAnswer:
         self.wait_until_released(calls(backend), scripted[2])
 
     def test_it_is_repeated_for_as_long_as_a_renewal_made_the_lease_last(self, scripted, backend, calls):
-        handle = lock("name", ttl=0.5, renew=False)
+        handle = lock("name", ttl=2, renew=False)
         calls(handle).acquire()
         calls(lease_of(handle)).renew(ttl=60)
         scripted[2].fail(Scripted.CLOSE, on=(b"AUTH",))
         scripted[2].disconnect()
         calls(handle).release()
         calls(backend).look(["name"])
-        time.sleep(0.5 + 2 * Timing.retry_delay)
+        time.sleep(2 + 2 * Timing.retry_delay)
         self.wait_until_released(calls(backend), scripted[2])
 
     def test_who_comes_when_nodes_are_back_is_not_told_what_others_met(self, scripted, backend, calls):
