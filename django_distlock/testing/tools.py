@@ -42,7 +42,7 @@ def looks(timeout: float) -> Iterator[float]:
     """Seconds to sleep between looks at what shall happen: more, the longer it takes. Fails after ``timeout``."""
     began = time.monotonic()
     while (waited := time.monotonic() - began) <= timeout:
-        yield min(max(0.01, waited / 10), 0.05)
+        yield min(max(0.02, waited / 8), 0.1)
     raise AssertionError(f"did not happen within {timeout} s")
 
 

@@ -19,6 +19,7 @@ from itertools import accumulate, groupby
 from multiprocessing.connection import Connection, wait
 from operator import itemgetter
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -31,6 +32,7 @@ LONG = 5.0  # seconds; what takes longer is begun before all else
 DEAR = "rabbitmq", "cluster", "zookeeper", "redlock", "mariadb"  # take seconds of a processor to start or while idle
 OF_DEAR = 0.75  # of a share, at most: the end would wait for one process, from which few others may take over
 OF_ALL = ("libraries", "django", "celery") if sys.platform == "linux" else ()  # servers of programs, for all processes
+STARTING = pytest.StashKey[Thread]()
 AHEAD = 2  # tests that a process knows beside the one it runs: the next, for its fixtures, and one not to wait for
 
 
@@ -39,10 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """It imports while tests are collected."""
+    """They import while tests are collected, one after the other: each is forked from the one before."""
     if session.config.getoption("processes") != "0" and not session.config.option.collectonly:
-        for like in OF_ALL[:1]:
-            forkserver.server(like)
+        session.stash[STARTING] = Thread(target=start_servers)
+        session.stash[STARTING].start()
+
+
+def start_servers() -> None:
+    for like in OF_ALL:
+        forkserver.server(like)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -156,8 +163,7 @@ class Run:
         self._workers: dict[Connection, Worker] = {}
 
     def __call__(self) -> None:
-        for like in OF_ALL:
-            forkserver.server(like)
+        self._session.stash[STARTING].join()
         if terminal := self._session.config.pluginmanager.getplugin("terminalreporter"):
             terminal.showfspath = False  # tests of many modules are reported in turn
         try:
