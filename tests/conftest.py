@@ -117,7 +117,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    if session.config.getoption("processes") != "0":  # which are forked now
+    if session.config.getoption("processes") != "0" and session.items and not session.config.option.collectonly:
+        # Processes are forked from this one, with the databases.
         make_databases(session.config.stash[blocking_manager_key])
     return (yield)
 
@@ -263,7 +264,7 @@ def client_of_valkey(valkey: Valkey) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def store(client_of_valkey: redis.Redis) -> redis.Redis:
-    """The server, emptied, by a client to look behind the backend's back."""
+    """A client of the emptied server, to look behind the backend's back."""
     client_of_valkey.flushall()
     return client_of_valkey
 

@@ -113,6 +113,7 @@ class TestDetaching:
         assert names(backend) == ["name"]
         assert not lock("name", wait=0).acquire()
 
+    @pytest.mark.seconds(3)
     @on_each_store
     def test_it_is_renewed_no_more_and_free_after_its_ttl(self, backend):
         detached(ttl=2)
@@ -570,6 +571,7 @@ class TestRefusing:
             lock_lost.disconnect(hear)
         assert news["name"] == "name"
 
+    @pytest.mark.seconds(3)
     @on_each_store
     def test_one_that_ran_out_on_its_way_is_lost_and_the_message_says_what_to_do(self, backend, worker):
         text = detached(ttl=2)

@@ -157,13 +157,14 @@ def streaming(request=None):
 
 @pytest.mark.usefixtures("keep_connections")
 class TestResponses:
+    @pytest.mark.seconds(3)
     def test_they_have_a_bound_of_their_own(self, configured, caplog):
         lost = []
 
         def note(reason, **_):
             lost.append(reason)
 
-        configured(RESPONSE_MAX_HOLD=0.5)
+        configured(RESPONSE_MAX_HOLD=3)
         lock_lost.connect(note)
         try:
             response = distributed_lock("name", ttl=2)(streaming)(RequestFactory().get("/"))
@@ -172,7 +173,7 @@ class TestResponses:
         finally:
             lock_lost.disconnect(note)
         response.close()
-        assert "Lock 'name' reaches the RESPONSE_MAX_HOLD of 'default', 0.5 s, and is no longer renewed" in caplog.text
+        assert "Lock 'name' reaches the RESPONSE_MAX_HOLD of 'default', 3 s, and is no longer renewed" in caplog.text
 
     def test_which_counts_from_the_end_of_the_view(self, configured):
         def view(request):
@@ -195,12 +196,13 @@ class TestResponses:
         configured(RESPONSE_MAX_HOLD=0.2)
         distributed_lock("name", ttl=TTL)(view)(RequestFactory().get("/")).close()
 
+    @pytest.mark.seconds(3)
     def test_max_hold_counts_as_well(self, configured, caplog):
         configured(RESPONSE_MAX_HOLD=60)
-        response = distributed_lock("name", ttl=2, max_hold=0.5)(streaming)(RequestFactory().get("/"))
+        response = distributed_lock("name", ttl=2, max_hold=3)(streaming)(RequestFactory().get("/"))
         eventually(lambda: not lock("name").locked())
         response.close()
-        assert "reaches its max_hold of 0.5 s" in caplog.text
+        assert "reaches its max_hold of 3 s" in caplog.text
 
     def test_none_is_no_bound(self, configured):
         configured(RESPONSE_MAX_HOLD=None)

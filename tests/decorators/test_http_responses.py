@@ -299,8 +299,9 @@ def test_the_lock_is_renewed_meanwhile():
     assert not is_held()
 
 
+@pytest.mark.seconds(3)
 def test_max_hold_bounds_it():
-    response = distributed_lock("name", ttl=2, max_hold=0.5)(streaming)(request())
+    response = distributed_lock("name", ttl=2, max_hold=3)(streaming)(request())
     eventually(lambda: not is_held())
     response.close()  # tells nobody, because nobody could do anything
 

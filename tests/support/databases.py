@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.management.commands import flush
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -86,15 +87,16 @@ def make_tables(connection: Any) -> None:
 
 @cache
 def make_databases(blocker: Any) -> dict[str, dict[str, list[Any]]]:
-    """Those of Django, in memory; processes that are forked later have them, too. Returns all rows, by alias and table.
+    """Make the databases of the settings in memory, once: processes that are forked later have them.
 
-    As pytest-django makes them, which takes each process a quarter of a second.
+    Returns all rows as they were then, by alias and table. pytest-django would make them in each process, for a quarter
+    of a second each.
     """
     with blocker.unblock():
-        setup_databases(verbosity=0, interactive=False, serialized_aliases=())
-        for connection in connections.all():  # which checks of Django want to know, also in tests without this database
-            assert connection.features.supports_json_field
-        return {alias: _rows(connections[alias]) for alias in connections}
+        setup_databases(verbosity=0, interactive=False, aliases=settings.DATABASES, serialized_aliases=())
+        for alias in settings.DATABASES:  # checks of Django want to know it, also in tests without this database
+            assert connections[alias].features.supports_json_field
+        return {alias: _rows(connections[alias]) for alias in settings.DATABASES}
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Where each process collected them for itself, as with pytest-xdist, that would take six seconds of a processor each. So
 there may be many more processes than processors: most tests wait, for servers and for time to pass. Each process makes
-the fixtures of its session and of modules for itself. Other plugins see a worker of pytest-xdist in it.
+the fixtures of its session and of modules for itself; what the first of them has made before, such as the databases of
+Django (see ``tests/conftest.py``), all have. Other plugins see a worker of pytest-xdist in each.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """They import while tests are collected, one after the other: each is forked from the one before."""
+    """Servers of programs import while tests are collected, one after the other: each is forked from the one before."""
     if session.config.getoption("processes") != "0" and not session.config.option.collectonly:
-        session.stash[STARTING] = Thread(target=start_servers)
+        session.stash[STARTING] = Thread(target=start_servers, daemon=True)
         session.stash[STARTING].start()
 
 
@@ -164,6 +165,7 @@ class Run:
 
     def __call__(self) -> None:
         self._session.stash[STARTING].join()
+        start_servers()  # what failed in the thread fails here
         if terminal := self._session.config.pluginmanager.getplugin("terminalreporter"):
             terminal.showfspath = False  # tests of many modules are reported in turn
         try:

@@ -128,6 +128,7 @@ def made(kind, request):
             case "master":
                 watched = request.getfixturevalue("watched")
                 admins = [stack.enter_context(server.client()) for server in watched.servers]
+                admins[0].flushall()
                 found = Store({"BACKEND": REDIS, "OPTIONS": watched.options}, admins)
             case "cluster":
                 cluster = request.getfixturevalue("valkey_cluster")

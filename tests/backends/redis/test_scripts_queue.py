@@ -303,6 +303,7 @@ class TestHoldersThatDie:
         waiters[0].leaves()
         assert is_clean(store)
 
+    @pytest.mark.seconds(3)
     def test_stopped_it_is_told_of_its_loss(self, fleet, store, peers, callers):
         """S5, while others wait."""
         code = (
@@ -1149,6 +1150,7 @@ class TestTasks:
         waiter.leaves()
         assert is_clean(store)
 
+    @pytest.mark.seconds(3)
     def test_a_blocked_loop_holds_on(self, fleet, store, callers):
         async def main():
             async with lock("name", ttl=2) as lease:

@@ -1370,6 +1370,7 @@ class TestWhatNodesAnswer:
         time.sleep(Timing.retry_delay)
         self.wait_until_released(calls(backend), scripted[2])
 
+    @pytest.mark.seconds(5)
     def test_it_is_repeated_for_as_long_as_a_renewal_made_the_lease_last(self, scripted, backend, calls):
         handle = lock("name", ttl=2, renew=False)
         calls(handle).acquire()
