@@ -244,6 +244,19 @@ class Cluster:
 
     def wait_until_whole(self) -> None:
         eventually(self._is_whole)
+        self._share_replicas()
+        eventually(self._is_whole)
+
+    def _share_replicas(self) -> None:
+        """Each primary has one: a node that came back may have followed another than before."""
+        replicas_of: dict[str, list[Node]] = {primary.id: [] for primary in self.primaries}
+        for node in self.nodes:
+            if not node.is_primary:
+                replicas_of[node.follows].append(node)
+        spare = [node for replicas in replicas_of.values() for node in replicas[1:]]
+        alone = [primary for primary, replicas in replicas_of.items() if not replicas]
+        for replica, primary in zip(spare, alone, strict=False):
+            replica.cluster("REPLICATE", primary)
 
     def _is_whole(self) -> bool:
         return all(self._is_well(node) for node in self.nodes) and len(self.primaries) == PRIMARIES
