@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +19,7 @@ from django_distlock import Lock, LockBackendError, LockLost, adopt, distributed
 from django_distlock.contrib import opentelemetry
 from django_distlock.monitoring import series
 from django_distlock.options import settled
+from django_distlock.signals import lock_released
 from django_distlock.testing import lose, store_down
 from tests.support.leases import hold_elsewhere
 from tests.support.programs import in_a_fork
@@ -26,7 +28,7 @@ from tests.support.tools import backend_on, eventually, on_stores, renewer_of
 backend = backend_on("locmem")
 on_each_store = on_stores("redis", "locmem", "sqlite")
 
-SKEW = 50_000_000  # nanoseconds that may pass between the readings of two clocks, on a busy machine
+ROUNDED = 1000  # nanoseconds, by which seconds as a float may be wrong
 ORDER = {"template": "order:{}", "alias": "default"}
 
 
@@ -152,7 +154,23 @@ class TestSpans:
         thread.join()
         [wait], [hold] = exported.finished("distlock.wait"), exported.finished("distlock.hold")
         assert {span.parent.span_id for span in (wait, hold, query)} == {request.get_span_context().span_id}
-        assert hold.start_time - SKEW <= query.start_time <= query.end_time <= hold.end_time + SKEW
+
+    def test_a_hold_ends_with_the_release_and_lasted_as_long_as_its_signal_says(self, exported):
+        told = []
+
+        def note(held, **_):
+            told.append(held)
+
+        lock_released.connect(note)
+        try:
+            with lock("order:{}", 42):
+                begun_at = time.time_ns()
+            ended_at = time.time_ns()
+        finally:
+            lock_released.disconnect(note)
+        [hold] = exported.finished("distlock.hold")
+        assert begun_at - ROUNDED <= hold.end_time <= ended_at + ROUNDED
+        assert abs(hold.end_time - hold.start_time - told[0] * 1e9) <= ROUNDED
 
     def test_a_generator_leaves_no_span_behind(self, exported):
         @distributed_lock("order:{pk}")
