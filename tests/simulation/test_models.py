@@ -174,7 +174,7 @@ def _model_of_sentinels(ports: Mapping[str, int]) -> ModelStage:
     return ModelStage(scheduler, {**servers, **named})
 
 
-@pytest.mark.seconds(16)
+@pytest.mark.seconds(22)
 @pytest.mark.slow
 def test_cluster() -> None:
     with RealCluster() as given:

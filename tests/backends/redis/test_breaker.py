@@ -308,7 +308,7 @@ def test_a_check_asks_the_server_itself(proxied, proxy, calls, monkeypatch):
     assert not proxied.outages()
 
 
-@pytest.mark.seconds(7)
+@pytest.mark.seconds(10)
 @pytest.mark.parametrize("store", ["cluster", "quorum"])
 def test_a_check_asks_whatever_the_breaker_says(use, three, calls, store, monkeypatch):
     monkeypatch.setattr(Timing, "probe_pause_shortest", 2 * BRIEF)

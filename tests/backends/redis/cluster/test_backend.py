@@ -34,7 +34,7 @@ from tests.support.servers import program_of
 from tests.support.stores import REDIS, REDIS_CLUSTER
 from tests.support.tools import PATIENCE, eventually, inbox_of_a_waiter, lock_request, locked_names
 
-pytestmark = pytest.mark.seconds(0.8)
+pytestmark = pytest.mark.seconds(1)
 
 HAND_OFFS = 30
 
@@ -247,7 +247,7 @@ class TestConnections:
         asyncio.run(work())
         eventually(lambda: [key for key in valkey_cluster.all_keys() if not key.startswith("lock|x:")] == [])
 
-    @pytest.mark.seconds(11)
+    @pytest.mark.seconds(15)
     def test_many_more_tasks_than_connections(self, cluster_locks, valkey_cluster, settings):
         """To each node. Who waits for one, or holds a lock, waits while the nodes answer others."""
         options = {"max_connections": 1, "socket_timeout": 1.0}
@@ -318,6 +318,7 @@ class TestAnnouncedAddresses:
             node.client.config_set("cluster-preferred-endpoint-type", "ip")
             node.client.config_set("cluster-announce-hostname", "")
 
+    @pytest.mark.seconds(4)
     @pytest.mark.parametrize("hostname", ["inside.invalid", ""])
     def test_that_are_not_reached_from_here(self, cluster_locks, valkey_cluster, settings, calls, announce, hostname):
         """As behind NAT; or where a name is preferred and none is known yet."""

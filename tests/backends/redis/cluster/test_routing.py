@@ -32,7 +32,7 @@ from tests.support.peers import Peer
 from tests.support.stores import REDIS_CLUSTER
 from tests.support.tools import ALLOWANCE, PATIENCE, ending_within, eventually, lock_request, renewer_of
 
-pytestmark = pytest.mark.seconds(2)
+pytestmark = pytest.mark.seconds(3)
 
 TAKEOVER = 8.0  # seconds within which a replica has taken over, on a busy machine
 
@@ -185,6 +185,7 @@ class TestMovingSlots:
         assert faults(read(tmp_path)) == []
         eventually(lambda: cluster.all_keys() == [])
 
+    @pytest.mark.seconds(11)
     def test_while_a_slot_is_between_two_nodes_its_leases_are_renewed_and_seen(self, cluster):
         source = node_of(cluster, "name")
         to = next(node for node in cluster.primaries if node is not source)
@@ -387,6 +388,7 @@ class TestHangingPrimary:
             calls(lock(there, wait=2.2)).acquire()
         assert time.monotonic() - began < 3.5 + ALLOWANCE
 
+    @pytest.mark.seconds(9)
     def test_leases_elsewhere_are_renewed_and_handed_on(self, hanging):
         there, elsewhere, hang = hanging
         with lock(there, ttl=6, on_lost="log") as lost, lock(elsewhere, ttl=6) as kept:
@@ -398,6 +400,7 @@ class TestHangingPrimary:
             kept.release()
             waiter.gets_in()
 
+    @pytest.mark.seconds(8)
     def test_what_is_asked_of_all_nodes_names_the_one_that_failed(self, hanging, calls):
         there, elsewhere, hang = hanging
         held = [lock_request(there), lock_request(elsewhere)]
