@@ -291,7 +291,9 @@ def redlock_servers() -> Iterator[dict[Valkey, redis.Redis]]:
     """Servers of this test process that know nothing of each other, each with a client."""
     with ExitStack() as stack:
         servers = [stack.enter_context(Valkey(*SELDOM)) for _ in range(5)]
-        yield {server: stack.enter_context(redis.Redis.from_url(server.url)) for server in servers}
+        yield {
+            server: stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=PATIENCE)) for server in servers
+        }
 
 
 @pytest.fixture
