@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice, repeat
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from django.core.checks import CheckMessage
 
@@ -21,6 +21,8 @@ from .common import selftest
 from .common.key_prefix import read_asked_prefix
 from .common.timing import Timing
 from .optional import JournalBackend
+
+T = TypeVar("T", bound=Hashable)
 
 KEYS = ("BACKEND", "LOCATION", "KEY_PREFIX", *OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD", "JOURNAL", "OPTIONS")
 HOUR = 3600.0
@@ -152,6 +154,15 @@ def names_of(slots: Iterable[Slot]) -> list[str]:
     return list(dict.fromkeys(name for name, _ in slots))
 
 
+def each_once(found: Iterable[T]) -> Iterator[T]:
+    """Without what was there before."""
+    seen: set[T] = set()
+    for one in found:
+        if one not in seen:
+            seen.add(one)
+            yield one
+
+
 def first_slots(names: Iterable[str]) -> Iterator[Slot]:
     """The first slot of each lock, for very many of them: Slot() takes three times as long."""
     return map(tuple.__new__, repeat(Slot), zip(names, repeat(1), strict=False))
@@ -194,20 +205,21 @@ class InspectionBackend(ABC):
 
     @abstractmethod
     def slots(self, prefix: str = "") -> Iterator[Slot]:
-        """The slots that have a lease now, of locks whose names begin with ``prefix``: each once, in no order.
+        """The slots that have a lease now, of locks whose names begin with ``prefix``, in no order.
 
-        It does not look at the single leases. A lease that comes or goes meanwhile may or may not be included.
+        A store that grows or shrinks meanwhile may yield one twice; ``list_slots()`` has each once. It does not look at
+        the single leases. A lease that comes or goes meanwhile may or may not be included.
         """
 
     @abstractmethod
     def aslots(self, prefix: str = "") -> AsyncIterator[Slot]: ...
 
     def list_slots(self, prefix: str = "") -> list[Slot]:
-        """``slots()``, all at once."""
-        return list(self.slots(prefix))
+        """``slots()``, all at once, and each once."""
+        return list(dict.fromkeys(self.slots(prefix)))
 
     async def alist_slots(self, prefix: str = "") -> list[Slot]:
-        return [slot async for slot in self.aslots(prefix)]
+        return list(dict.fromkeys([slot async for slot in self.aslots(prefix)]))
 
     @abstractmethod
     def look(self, names: Sequence[str]) -> list[list[LockInfo]]:
@@ -250,14 +262,18 @@ class InspectionBackend(ABC):
     def held(self, prefix: str = "", *, step: int = STEP) -> Iterator[LockInfo]:
         """The current leases of locks whose names begin with ``prefix``; it looks at ``step`` locks at a time."""
         pinned = self.pinned()
-        slots = pinned.slots(prefix)
+        slots = each_once(pinned.slots(prefix))
         while batch := list(islice(slots, step)):
             yield from map(self._with_template, filter(None, leases_in(batch, pinned.look(names_of(batch)))))
 
     async def aheld(self, prefix: str = "", *, step: int = STEP) -> AsyncIterator[LockInfo]:
         pinned = self.pinned()
         batch: list[Slot] = []
+        seen: set[Slot] = set()
         async for slot in pinned.aslots(prefix):
+            if slot in seen:
+                continue
+            seen.add(slot)
             batch.append(slot)
             if len(batch) == step:
                 for info in filter(None, leases_in(batch, await pinned.alook(names_of(batch)))):

@@ -92,9 +92,20 @@ def test_only_the_locks_of_the_page_have_keys(operator, valkey_locks, too_many, 
     assert len({*made}) == 100
 
 
-def test_keys_of_several_backends_stand_by_name_and_slot():
+def test_keys_of_several_backends_stand_by_name_and_slot_each_once():
     slots = {
-        "b": [("c", 7), ("", 1), ("a:2", 1), ("a;", 1), ("a:1", 3), ("a:1", 1), ("a:1", 2), ("c", 12)],
+        "b": [
+            ("c", 7),
+            ("", 1),
+            ("a:2", 1),
+            ("a;", 1),
+            ("a:1", 3),
+            ("a:1", 1),
+            ("a:1", 2),
+            ("c", 12),
+            ("c", 7),
+            ("", 1),
+        ],
         "none": [],
         "a": [("b", 1), ("a:1", 1)],
     }
@@ -104,7 +115,7 @@ def test_keys_of_several_backends_stand_by_name_and_slot():
         found.sort()
     keys = inventory.KeyList(lists)
     every = sorted(
-        (SlotKey(using, *slot) for using in slots for slot in slots[using]),
+        (SlotKey(using, *slot) for using in slots for slot in {*slots[using]}),
         key=lambda key: (key.name, key.using, key.slot),
     )
     assert [*keys] == every

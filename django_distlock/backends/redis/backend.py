@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from math import inf
@@ -18,7 +18,7 @@ from ...runs import LastRun
 from ...types import NOT_WAITING, CheckResult, Grant, Holder, LockInfo, LockRequest, Outage, Slot, lock_key
 from ...utils.clock import wall_clock
 from ...utils.drive import Call, Steps, adrive, drive
-from ..base import first_slots, named
+from ..base import each_once, first_slots, named
 from ..common import selftest
 from ..common.attempts import InDoubt
 from ..common.per_loop import PerLoop
@@ -327,14 +327,14 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         for page in self._listed(self.keys.at(own), (LEASES, OTHERS), prefix):
             yield self._slots_on(page, own)
 
-    def _slots_on(self, page: Steps[dict[str, Collection[str]]], prefix: str) -> Steps[Iterable[Slot]]:
+    def _slots_on(self, page: Steps[dict[str, list[str]]], prefix: str) -> Steps[Iterable[Slot]]:
         found = yield from page
-        names = found.get(OTHERS, ())
+        names = dict.fromkeys(found.get(OTHERS, ()))
         others = yield from self._look_at_others([lock_key(prefix, name) for name in names])
         more = (Slot(name, info.slot) for name, leases in zip(names, others.values(), strict=True) for info in leases)
         return chain(first_slots(found.get(LEASES, ())), more)
 
-    def _listed(self, keys: Keys, kinds: Sequence[str], start: str) -> Iterator[Steps[dict[str, Collection[str]]]]:
+    def _listed(self, keys: Keys, kinds: Sequence[str], start: str) -> Iterator[Steps[dict[str, list[str]]]]:
         """Names by kind, page by page."""
         return Listing(keys, kinds, start).pages(self._operations.only)
 
@@ -361,7 +361,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return self._operations.found_waiters(self._sent(*self._operations.waiters(locks)))
 
     def waited_for(self, prefix: str = "") -> Iterator[str]:
-        return self._listed_names(self.prefix_now(), QUEUES, prefix)
+        return each_once(self._listed_names(self.prefix_now(), QUEUES, prefix))
 
     def write_journal(self, entries: Sequence[str]) -> None:
         for value in self._sent(*self._operations.write_journal(entries, self.journal_length)).values:
@@ -382,7 +382,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return self._beat_runs.forget(name)
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        return self._beat_runs.page(self._listed_names(self.shared_prefix, RUNS, ""))
+        return self._beat_runs.page(each_once(self._listed_names(self.shared_prefix, RUNS, "")))
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from binascii import crc32, crc_hqx
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -270,17 +270,20 @@ SCAN_STEP = 1000  # keys the server visits per SCAN: well below a millisecond
 
 
 class Listing:
-    """The names in some kinds of keys that begin with ``start``, each once."""
+    """The names in some kinds of keys that begin with ``start``.
+
+    SCAN may return a key twice if the server has moved it to another table meanwhile, and so does a Cluster if its slot
+    has moved to another node. Finding that is left to callers, some of which have all names at hand.
+    """
 
     def __init__(self, keys: Keys, kinds: Sequence[str], start: str) -> None:
         self._keys, self._start = keys, start
-        self._pattern = keys.pattern(kinds, start)
-        self._seen: dict[str, set[str]] = {kind: set() for kind in kinds}  # SCAN may return a key twice
+        self._kinds, self._pattern = kinds, keys.pattern(kinds, start)
         self._cursor = b"0"
         self._nodes: Sequence[Any] = ()  # still to be asked
         self._known: object = None  # see ``Client.nodes``
 
-    def pages(self, read: Callable[[Reply], Any]) -> Iterator[Steps[dict[str, Collection[str]]]]:
+    def pages(self, read: Callable[[Reply], Any]) -> Iterator[Steps[dict[str, list[str]]]]:
         """Names by kind. ``read``: gets the answer of a server from a reply."""
         for _ in range(MOST_ROUNDS):
             yield self._next_nodes()
@@ -290,27 +293,21 @@ class Listing:
                 for command in self.commands(node):
                     yield self._page(command, read)
 
-    def _next_nodes(self) -> Steps[dict[str, Collection[str]]]:
+    def _next_nodes(self) -> Steps[dict[str, list[str]]]:
         self._known, self._nodes = yield Call("nodes", (self._known,))
         return {}
 
-    def _page(self, command: Command, read: Callable[[Reply], Any]) -> Steps[dict[str, Collection[str]]]:
-        return self.new_names(read((yield Call("send", ([command],)))))
+    def _page(self, command: Command, read: Callable[[Reply], Any]) -> Steps[dict[str, list[str]]]:
+        return self.names(read((yield Call("send", ([command],)))))
 
     def commands(self, node: Any) -> Iterator[Command]:
-        """Send each one after ``new_names`` was given the reply to the one before."""
+        """Send each one after ``names`` was given the reply to the one before."""
         while True:
             yield Command(pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_STEP), node=node)
             if self._cursor == b"0":
                 return
 
-    def new_names(self, reply: Sequence[Any]) -> dict[str, Collection[str]]:
-        """The new names, by kind."""
+    def names(self, reply: Sequence[Any]) -> dict[str, list[str]]:
+        """By kind."""
         self._cursor, keys = reply
-        return {kind: self._new_names(kind, keys) for kind in self._seen}
-
-    def _new_names(self, kind: str, keys: Iterable[bytes]) -> Collection[str]:
-        seen = self._seen[kind]
-        new = set(self._keys.names_in(kind, self._start, keys)) - seen
-        seen |= new
-        return new
+        return {kind: self._keys.names_in(kind, self._start, keys) for kind in self._kinds}

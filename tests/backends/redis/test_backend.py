@@ -19,7 +19,9 @@ from django_distlock import LockBackendError, LockLost, State, __version__, lock
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import pubsub
 from django_distlock.backends.redis.config import Location
+from django_distlock.backends.redis.keys import Listing
 from django_distlock.backends.redis.operations import ACQUIRE, EXCHANGE, RELEASE, RENEW, RENEW_SLOT, Operations
+from django_distlock.monitoring.inventory import Inventory
 from django_distlock.types import Grant, LockInfo, Slot
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
@@ -875,6 +877,17 @@ class TestWhatIsStored:
         store.mset({f"other:{number}": "x" for number in range(20_000)})
         with lock("one"), lock("two"):
             assert locked_names(valkey_locks) == ["one", "two"]
+
+    def test_each_lease_is_listed_once_though_the_server_tells_of_its_key_twice(self, valkey_locks, calls, monkeypatch):
+        """As SCAN may while the server moves its keys to another table."""
+        names = Listing.names
+        monkeypatch.setattr(Listing, "names", lambda *args: {kind: found * 2 for kind, found in names(*args).items()})
+        with lock("one"), lock("two", slots=2), lock("two", slots=2):
+            once = [("one", 1), ("two", 1), ("two", 2)]
+            assert sorted(calls(valkey_locks).list_slots()) == once
+            assert sorted((info.name, info.slot) for info in calls(valkey_locks).held(step=2)) == once
+            keys = Inventory().keys()
+            assert [(key.name, key.slot) for key in keys] == once
 
     @pytest.mark.parametrize("protocol", [2, 3])
     def test_with_either_protocol(self, valkey, store, settings, calls, protocol):

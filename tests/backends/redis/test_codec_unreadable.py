@@ -131,7 +131,7 @@ def test_any_keys_are_listed_or_skipped(tails, keys):
     """By no other name than that of a key."""
     found = [start + tail for start in (b"lock:", b"lock:{7}:", b"lock|r:") for tail in tails]
     listing = Listing(keys, [LEASES, OTHERS], "")
-    for names in listing.new_names([b"0", found]).values():
+    for names in listing.names([b"0", found]).values():
         for name in names:
             assert any(key.endswith(name.encode()) for key in found)
 
