@@ -94,8 +94,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
                 return grant
             if not request.inbox:
                 drive(self._listen(request), self._client, self._translated)
-            self._will_look(request)
-        command = self._operations.acquire(request, queue)
+        command = self._operations.acquire(request, queue, echo=queue and self._will_look(request))
         try:
             reply = self._client.send((command,), request.deadline)
         except BaseException as error:
@@ -109,8 +108,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
                 return grant
             if not request.inbox:
                 await adrive(self._listen(request), client, self._translated)
-            self._will_look(request)
-        command = self._operations.acquire(request, queue)
+        command = self._operations.acquire(request, queue, echo=queue and self._will_look(request))
         try:
             reply = await client.asend((command,), request.deadline)
         except BaseException as error:
@@ -145,10 +143,10 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
                 listener.note_count(name, self._operations.counts_ears(reply))
         return bool(listener.is_counted(name))
 
-    def _will_look(self, request: LockRequest) -> None:
+    def _will_look(self, request: LockRequest) -> bool:
+        """Returns whether it is to send an echo."""
         request.placed_at = -inf  # what is handed to it from now on, it cannot tell from what was handed to it before
-        if request.place and request.inbox != POLLS:
-            self._listener.will_look(request)
+        return bool(request.place) and request.inbox != POLLS and bool(self._listener.will_look(request))
 
     def _raise_unanswered(self, request: LockRequest, error: BaseException) -> NoReturn:
         """The attempt failed, or was interrupted."""

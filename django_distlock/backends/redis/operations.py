@@ -74,12 +74,12 @@ class Operations:
 
     # Commands
 
-    def acquire(self, request: LockRequest, queue: bool) -> Command:
-        """Of the modes, see acquire.lua."""
+    def acquire(self, request: LockRequest, queue: bool, echo: bool = False) -> Command:
+        """Of the modes, see acquire.lua. ``echo``: a look sends one to the inbox of the waiter."""
         most_places = 0
         if queue:
             most_places = request.most_places
-            mode = "look" if request.place else "again" if request.in_doubt else "wait"
+            mode = ("look" if echo else "quiet") if request.place else "again" if request.in_doubt else "wait"
         else:
             mode = "last" if request.inbox else "try"
         head, options, end = self._acquire_options(request.ttl, mode, request.inbox, request.slots, most_places)

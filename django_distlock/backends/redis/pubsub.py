@@ -168,11 +168,16 @@ class RedisListener(WakeupListener):
                     self._name, extra=about_event("no-receivers-told", alias=self._name),
                 )  # fmt: skip
 
-    def will_look(self, request: LockRequest) -> None:
-        """A look is about to be sent."""
+    def will_look(self, request: LockRequest) -> bool:
+        """A look is about to be sent. Returns whether it is to send an echo.
+
+        Many waiters look, and what one of them has just heard counts for all.
+        """
         self.touch()
-        if self._asked_at > self._heard_at and clock() - self._asked_at > self._timing.echo_timeout:
+        now = clock()
+        if self._asked_at > self._heard_at and now - self._asked_at > self._timing.echo_timeout:
             self._resubscribe = True
+        return now - self._heard_at >= self._timing.echo_interval
 
     def looked(self, request: LockRequest, ears: int, sent_at: float) -> None:
         """A look was answered, and its echo sent to so many listeners. Looks that are granted the lock send none."""

@@ -353,7 +353,8 @@ class TestLostReplies:
         assert is_clean(store)
 
     @pytest.mark.parametrize("times", [1, 2])
-    def test_of_the_look_that_takes_the_lock(self, through_proxy, store, caller, times):
+    def test_of_the_look_that_takes_the_lock(self, through_proxy, store, caller, monkeypatch, times):
+        monkeypatch.setattr(Timing, "echo_interval", 0.0)  # else this look is a quiet one
         holder = lock("name", using="a")
         assert holder.acquire()
         waiter = caller(ttl=2)
@@ -584,6 +585,26 @@ class TestListeners:
             waiter.leaves()
             time.sleep(2 * Timing.echo_timeout)
         assert len(subscribed) == 1
+
+    @pytest.mark.parametrize(("interval", "echoes"), [(0.0, True), (600.0, False)], ids=["later", "until then"])
+    def test_who_has_just_heard_something_looks_without_an_echo(
+        self, fleet, store, caller, monkeypatch, interval, echoes
+    ):
+        monkeypatch.setattr(Timing, "look_interval", 0.05)
+        monkeypatch.setattr(Timing, "echo_interval", interval)
+
+        def calls(command):
+            return store.info("commandstats")[f"cmdstat_{command}"]["calls"]
+
+        with lock("name", using="c", renew=False):
+            waiter = caller("a")
+            in_queue(store, 1)
+            published, asked = calls("spublish"), calls("evalsha")
+            eventually(lambda: calls("evalsha") >= asked + 20)
+            assert (calls("spublish") >= published + 19) is echoes
+            assert (calls("spublish") == published) is not echoes
+        waiter.gets_in()
+        waiter.leaves()
 
     @pytest.mark.usefixtures("lasting_grants")
     def test_idle_it_closes_its_connection_and_comes_back_when_needed(self, fleet, store, callers, monkeypatch):

@@ -116,9 +116,10 @@ class ClusterListener:
         else:
             await request.event.await_set(timeout)
 
-    def will_look(self, request: LockRequest) -> None:
+    def will_look(self, request: LockRequest) -> bool:
         if node := self._find(request.name):
             node.will_look(request)
+        return True  # a node hears several inboxes, and loses one of them with its slot
 
     def looked(self, request: LockRequest, ears: int, sent_at: float) -> None:
         if node := self._find(request.name):

@@ -8,7 +8,7 @@
 --       9 slots: how many leases there may be, with this one, in 4 digits (none = 1)
 --       10 how many others may have a place when it takes one (none = any number)
 -- modes try: never queue | wait: queue if busy | again: the same after an attempt that went unanswered
---       look: from the queue, each second or after a hint
+--       look: from the queue, each second or after a hint; it sends an echo to its inbox | quiet: the same without an echo
 --       last: at the caller's deadline, take it if it can be had, else leave the queue
 -- reply fencing number: granted for the ttl | {fencing number, slot} granted in another slot than the first
 --       | -1 this token was retired
@@ -21,7 +21,7 @@
 
 -- Most locks are free, and nothing is known of their waiters and tokens. That is asked first, before all that is made below:
 -- Lua makes each function anew in each call.
-if ARGV[5] ~= 'look' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[5]) == 0 then
+if ARGV[5] ~= 'look' and ARGV[5] ~= 'quiet' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[5]) == 0 then
   local time = redis.call('TIME')
   local fence = time[1] .. string.sub('00000' .. time[2], -6)
   local last = redis.call('SET', KEYS[4], fence, 'GET')
@@ -128,9 +128,9 @@ if not stays then
 end
 
 local ears = -1
-if mode == 'look' then
+if mode == 'look' or mode == 'quiet' then
   redis.call('ZADD', KEYS[2], 'LT', place, me) -- a waiter that was dropped comes back to its place
-  if not is_polling then ears = publish(inbox, '?') end
+  if mode == 'look' and not is_polling then ears = publish(inbox, '?') end
 else
   local kept = (mode == 'again' or ARGV[10]) and redis.call('ZSCORE', KEYS[2], me)
   if not kept then
