@@ -66,7 +66,7 @@ class Timing:
     listener_idle = 20.0  # without a waiter, after which a subscription ends
     listener_nap = 0.2  # of silence after which a listener checks whether it must end or subscribe anew
     resubscribe_after = 0.2  # before the next subscription, whatever ended the last one
-    echo_interval = 0.1  # after the last message, in which a listener needs no echo: it hears
+    echo_interval = 0.1  # after an echo that the store has sent to a listener, in which looks send no other one
     echo_timeout = 2.0  # in which a listener must hear an echo; else its connection counts as dead
     # For which notifications are not tried again that did not arrive, or whose receivers scripts do not learn
     deaf_for = 60.0

@@ -74,6 +74,7 @@ class RedisListener(WakeupListener):
         self._inbox = ""
         self._heard_at = 0.0  # when something came last
         self._asked_at = 0.0  # when the look was sent whose echo is still to come, if that is later
+        self._counted_at = -inf  # when the last look was sent whose echo was counted here
         self._is_counted = False  # this subscription, by the scripts of the server
         self._was_missed = False  # the one before it
         self._deaf_until = -inf  # waiters poll
@@ -171,19 +172,21 @@ class RedisListener(WakeupListener):
     def will_look(self, request: LockRequest) -> bool:
         """A look is about to be sent. Returns whether it is to send an echo.
 
-        Many waiters look, and what one of them has just heard counts for all.
+        Many waiters look, and the echo of one of them counts for all. A message that was heard does not: a server that
+        became a replica delivers what its successor publishes, which counts nobody there.
         """
         self.touch()
-        now = clock()
-        if self._asked_at > self._heard_at and now - self._asked_at > self._timing.echo_timeout:
+        if self._asked_at > self._heard_at and clock() - self._asked_at > self._timing.echo_timeout:
             self._resubscribe = True
-        return now - self._heard_at >= self._timing.echo_interval
+        return clock() - self._counted_at >= self._timing.echo_interval
 
     def looked(self, request: LockRequest, ears: int, sent_at: float) -> None:
         """A look was answered, and its echo sent to so many listeners. Looks that are granted the lock send none."""
         if ears == 0:
             self._resubscribe = self._resubscribe or self.is_ready
-        elif self._asked_at <= self._heard_at:
+            return
+        self._counted_at = sent_at
+        if self._asked_at <= self._heard_at:
             self._asked_at = sent_at
 
     # In the thread
@@ -235,7 +238,7 @@ class RedisListener(WakeupListener):
         connection.disconnect()
 
     def _mark_ready(self) -> None:
-        self._heard_at, self._failure, self._is_counted = clock(), None, False
+        self._heard_at, self._failure, self._is_counted, self._counted_at = clock(), None, False, -inf
         super()._mark_ready()
 
     def _receive(self, message: Any) -> None:
