@@ -57,7 +57,7 @@ class SlotKey(NamedTuple):
         return new_lock((self.using, self.name))
 
 
-new_lock: Callable[[tuple[str, str]], Key] = partial(tuple.__new__, Key)  # in a third of the time, as the next one
+new_lock: Callable[[tuple[str, str]], Key] = partial(tuple.__new__, Key)  # in a third of Key()'s time
 new_key: Callable[[tuple[str, str, int]], SlotKey] = partial(tuple.__new__, SlotKey)
 
 
@@ -72,7 +72,7 @@ class SlotList:
         self._numbers = dict(numbers or {})  # only for locks that do not have just the first slot
 
     def extend(self, slots: Iterable[Slot]) -> None:
-        """Add slots in any order, one of them perhaps twice. They must be sorted afterwards."""
+        """Add slots in any order, one of them perhaps twice. They must be sorted afterwards, once."""
         for number, together in groupby(slots, key=itemgetter(1)):
             if number == 1:  # without a step of Python for each
                 self.names.extend(map(itemgetter(0), together))

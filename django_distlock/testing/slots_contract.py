@@ -38,8 +38,8 @@ class SlotsContract:
         assert len({info.token for info in leases}) == len({info.fence for info in leases}) == 3
         assert (alone.slot, alone.slots, free) == (1, 1, [])
         slots = [Slot("name", 1), Slot("name", 2), Slot("name", 3), Slot("other")]
-        assert sorted(locks.slots()) == slots
-        assert sorted(locks.slots("na")) == slots[:3]
+        assert sorted(locks.list_slots()) == slots
+        assert sorted(locks.list_slots("na")) == slots[:3]
         assert sorted((info.name, info.slot) for info in locks.held(step=2)) == slots
         asked = [*slots, Slot("name", 4), Slot("free")]
         assert locks.holders(asked) == [*(info.holder for info in leases), alone.holder, None, None]
@@ -108,7 +108,7 @@ class SlotsContract:
         assert locks.acquire(short, queue=False).slot == 1
         assert locks.renew([(others[0], 60.0), (gone, 60.0), (others[1], 40.0)]) == [True, False, True]
         eventually(lambda: [info.slot for info in locks.look(["name"])[0]] == [2, 3])
-        assert sorted(locks.slots()) == [Slot("name", 2), Slot("name", 3)]
+        assert sorted(locks.list_slots()) == [Slot("name", 2), Slot("name", 3)]
         left = locks.remaining([Slot("name", 1), Slot("name", 2), Slot("name", 3)])
         assert left[0] is None
         assert 30 < left[1] <= 60

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-WITHOUT_KEYS = {"TIME", "PUBLISH", "SPUBLISH"}  # a channel is no key
+WITHOUT_KEYS = {"TIME", "PUBLISH", "SPUBLISH", "PUBSUB"}  # a channel is no key
 OF_KEYS_ALONE = {"EXISTS", "DEL"}
 OTHERS = {
     "GET", "GETRANGE", "PEXPIRE", "PEXPIREAT", "PTTL", "SET", "SETRANGE",

@@ -22,6 +22,7 @@ from django_distlock.backends.redis.config import Location
 from django_distlock.backends.redis.keys import Listing
 from django_distlock.backends.redis.operations import ACQUIRE, EXCHANGE, RELEASE, RENEW, RENEW_SLOT, Operations
 from django_distlock.monitoring.inventory import Inventory
+from django_distlock.runs import LastRun
 from django_distlock.types import Grant, LockInfo, Slot
 from django_distlock.utils.clock import safe_deadline
 from django_distlock.utils.wakeup import WakeEvent
@@ -882,8 +883,13 @@ class TestWhatIsStored:
         """As SCAN may while the server moves its keys to another table."""
         names = Listing.names
         monkeypatch.setattr(Listing, "names", lambda *args: {kind: found * 2 for kind, found in names(*args).items()})
+        now = LastRun(at=2.0, host="here", token="t")
+        assert valkey_locks.claim_run("entry", now, now, 10.0) == now
         with lock("one"), lock("two", slots=2), lock("two", slots=2):
+            assert isinstance(valkey_locks.acquire(lock_request("one"), queue=True), LockInfo)
             once = [("one", 1), ("two", 1), ("two", 2)]
+            assert list(valkey_locks.waited_for()) == ["one"]
+            assert list(valkey_locks.runs()) == [("entry", now)]
             assert sorted(calls(valkey_locks).list_slots()) == once
             assert sorted((info.name, info.slot) for info in calls(valkey_locks).held(step=2)) == once
             keys = Inventory().keys()

@@ -24,7 +24,7 @@ from django_distlock.backends.redis import topology
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.operations import ACQUIRE, RELEASE
 from django_distlock.core import local_queue
-from django_distlock.types import Grant, LockRequest
+from django_distlock.types import Grant, LockInfo, LockRequest
 from django_distlock.utils.clock import clock
 from tests.support import proxy as proxies
 from tests.support.accidents import Accidents
@@ -32,6 +32,7 @@ from tests.support.history import faults, left_behind
 from tests.support.inside import client_of, lines_of, listener_of, waiters_of
 from tests.support.leases import lease_of
 from tests.support.peers import RANDOM_WORKER, Peer
+from tests.support.ports import free_port
 from tests.support.programs import in_a_fork
 from tests.support.tools import (
     ALLOWANCE,
@@ -643,6 +644,24 @@ class TestListeners:
 
 class TestHandingBack:
     """What was handed to a token that nobody here knows is handed on; a lease that was taken is somebody's."""
+
+    def test_who_hears_of_it_at_a_former_master_is_not_told_what_to_take(self, own_valkey, settings):
+        """A replica delivers what its master publishes. The master counts nobody for that, and hands it to the next."""
+        port = free_port()
+        master = own_valkey("--port", str(port), "--repl-diskless-sync-delay", "0")
+        former = own_valkey("--replicaof", "127.0.0.1", str(port))
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": master.url}}
+        holder, waiter = lock_request(), lock_request()
+        waiter.inbox = "Tlock|in:here"
+        with redis.Redis.from_url(former.url, decode_responses=True) as client, client.pubsub() as subscription:
+            eventually(lambda: client.info("replication")["master_link_status"] == "up")
+            subscription.ssubscribe("lock|in:here")
+            assert isinstance(locks["default"].acquire(holder, queue=False), Grant)
+            assert isinstance(locks["default"].acquire(waiter, queue=True), LockInfo)
+            assert locks["default"].release(holder) is True
+            heard = eventually(lambda: subscription.get_sharded_message(ignore_subscribe_messages=True))
+        assert heard["data"] == f"{waiter.token} 1 0 lock:name"
+        assert locks["default"].look(["name"]) == [[]]
 
     def test_a_message_that_comes_late_leaves_the_lease_to_who_adopted_it(self, fleet, store, monkeypatch):
         handed_back = []

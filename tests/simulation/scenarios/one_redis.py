@@ -142,10 +142,13 @@ def _wait(stage: Stage, package: Operations) -> None:
         waiter.place = reply.split(b"\r\n")[2].decode()
         stage.call("a", package.acquire(waiter.copy(place="", in_doubt=True), queue=True))
         stage.call("a", package.acquire(waiter, queue=True))
+        stage.call("a", package.acquire(waiter, queue=True, echo=True))
         stage.hear("ears")
     stage.call("a", package.count_waiters(["queue"])[0])
     stage.call("a", *package.release(holder, cooldown=0.0, force=False))
     stage.hear("ears")
+    for verb in ("NUMSUB", "SHARDNUMSUB"):
+        stage.say("a", "EVAL", f"return redis.call('PUBSUB', '{verb}', 'nobody', KEYS[1])", "1", INBOX[1:])
     stage.call("a", package.acquire(first, queue=True))
     stage.hear_nothing("ears")
     stage.call("a", *package.release(second, cooldown=0.0, force=False))

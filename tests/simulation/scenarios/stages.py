@@ -160,10 +160,10 @@ class Stage:
     # Between the steps
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        left = PATIENCE
+        ends = self.now() + PATIENCE
         while not is_so():
-            left -= self.pause()
-            assert left > 0, f"it did not come to that after {self.steps[-1]}"
+            self.pause()
+            assert self.now() < ends, f"it did not come to that after {self.steps[-1]}"
 
     def until_told(self, to: str, *words: str | int, reply: bytes | Callable[[bytes], bool]) -> None:
         """Until the server answers so; over connections of its own."""
@@ -202,8 +202,12 @@ class Stage:
     def pass_time(self) -> None:
         """As it passes with each command."""
 
-    def pause(self) -> float:
-        """For a moment; how many seconds it was."""
+    def pause(self) -> None:
+        """For a moment."""
+        raise NotImplementedError
+
+    def now(self) -> float:
+        """In seconds."""
         raise NotImplementedError
 
 
@@ -222,10 +226,11 @@ class RealStage(Stage):
     def open(self, to: str) -> Wire:
         return RealWire(self.places[to])
 
-    def pause(self) -> float:
-        began = time.monotonic()
+    def pause(self) -> None:
         time.sleep(MOMENT)
-        return time.monotonic() - began
+
+    def now(self) -> float:
+        return time.monotonic()
 
 
 class ModelProcess:
@@ -262,9 +267,11 @@ class ModelStage(Stage):
     def pass_time(self) -> None:
         self.scheduler.run(self.scheduler.now + 0.001)
 
-    def pause(self) -> float:
+    def pause(self) -> None:
         self.scheduler.run(self.scheduler.now + MOMENT)
-        return MOMENT
+
+    def now(self) -> float:
+        return self.scheduler.now
 
 
 def assert_same(real: Stage, model: Stage, at_least: int) -> None:

@@ -15,6 +15,7 @@ zrem -3 write 1 1 | zremrangebyscore 4 write 1 1
 zpopmin -2 write 1 1 | flushall -1 write 0 0 | flushdb -1 write 0 0
 time 1 loading,stale 0 0 | publish 3 loading,stale,pubsub,replicates 0 0
 spublish 3 loading,stale,pubsub,channel,replicates 1 1
+pubsub|numsub -2 loading,stale,pubsub 0 0 | pubsub|shardnumsub -2 loading,stale,pubsub 0 0
 subscribe -2 loading,stale,noscript,pubsub,listener 0 0 | unsubscribe -1 loading,stale,noscript,pubsub,listener 0 0
 psubscribe -2 loading,stale,noscript,pubsub,listener 0 0 | punsubscribe -1 loading,stale,noscript,pubsub,listener 0 0
 ssubscribe -2 loading,stale,noscript,pubsub,channel,listener 1 -1

@@ -114,9 +114,12 @@ class ConnectionCommands:
 
     # Channels
 
+    def ears(self, kind: str, channel: str) -> list[Session]:
+        return [session for session in self.sessions if (kind, channel) in session.channels]
+
     def publish(self, kind: str, channel: str, text: str) -> int:
         """To those that listen here; how many there are."""
-        ears = [session for session in self.sessions if (kind, channel) in session.channels]
+        ears = self.ears(kind, channel)
         for session in ears:
             if (delay := self.hint_delay(session.socket.process)) is not None:
                 push = Push(["smessage" if kind == "S" else "message", channel, text])

@@ -51,7 +51,7 @@ class Server(ConnectionCommands):
         self.maxmemory = 0
         self.min_replicas = 0
         self.started_at = self.scheduler.now
-        self.store = Store(lambda: self.scheduler.now, self._publish, self.check_in_script)
+        self.store = Store(lambda: self.scheduler.now, self._publish, self.ears, self.check_in_script)
         self.scripts: dict[str, str] = {}
         self.forgot_at = (-inf, -inf)  # its scripts: the last two times that it was made to
         self._turns: deque[Session] = deque()

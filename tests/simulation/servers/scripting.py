@@ -113,7 +113,7 @@ class Scripts:
         name, *arguments = map(_as_argument, words)
         name = name.lower()
         if name in CONTAINERS and arguments:
-            name = f"{name}|{arguments[0].lower()}"
+            name, arguments = f"{name}|{arguments[0].lower()}", arguments[1:]
         if (spec := SPECS.get(name)) is None:
             raise ServerError("ERR Unknown command called from script")
         if not spec.allows(len(words)):

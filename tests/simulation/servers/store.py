@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from math import inf
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -35,6 +35,8 @@ class Entry(NamedTuple):
 class Store:
     """``now`` in seconds. ``publish(kind, channel, text)`` returns how many listen; kind is "S" or "P".
 
+    ``ears(kind, channel)`` are those who listen.
+
     ``clock_error``: seconds by which TIME is wrong. Expiry does not follow it: a clock that steps forward
     ends leases early, which no protocol can mend.
 
@@ -45,10 +47,11 @@ class Store:
         self,
         now: Callable[[], float],
         publish: Callable[[str, str, str], int],
+        ears: Callable[[str, str], Sized],
         guard: Callable[[str, list[str]], None] | None = None,
     ) -> None:
         self._now = now
-        self._publish = publish
+        self._publish, self._ears = publish, ears
         self._guard = guard
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, None] = {}
@@ -136,7 +139,7 @@ class Store:
     def _call(self, name: str, *arguments: str) -> Any:
         if self._guard:
             self._guard(name, list(arguments))
-        return getattr(self, f"_do_{name}")(*arguments)
+        return getattr(self, f"_do_{name.replace('|', '_')}")(*arguments)
 
     def _put(self, key: str, value: Value, expires_at: float | None = None) -> None:
         """None: it expires as before."""
@@ -364,6 +367,12 @@ class Store:
 
     def _do_spublish(self, channel: str, text: str) -> int:
         return self._publish("S", channel, text)
+
+    def _do_pubsub_numsub(self, *channels: str) -> list[Any]:
+        return [word for channel in channels for word in (channel, len(self._ears("P", channel)))]
+
+    def _do_pubsub_shardnumsub(self, *channels: str) -> list[Any]:
+        return [word for channel in channels for word in (channel, len(self._ears("S", channel)))]
 
 
 def _integer(text: str) -> int:

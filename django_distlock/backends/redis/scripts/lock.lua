@@ -158,9 +158,17 @@ local function takes_by_message(inbox)
   return string.find(inbox, '^[TQ]')
 end
 
+-- A server that became a replica delivers what its successor publishes. Who hears that there, and not here, is passed by.
+local function is_heard_here(inbox)
+  local kind = string.find(inbox, '^T') and 'SHARDNUMSUB' or 'NUMSUB'
+  local found = redis.pcall('PUBSUB', kind, string.sub(inbox, 2))
+  return (tonumber(found[2]) or 0) > 0
+end
+
 local function tell(entry, slot, fence) -- what it was handed; of nothing, that it is to look
   local inbox = inbox_of(entry)
-  local about = slot and slot .. (takes_by_message(inbox) and ' ' .. fence or ' 0') or '0 0'
+  local is_told_all = slot and takes_by_message(inbox) and is_heard_here(inbox)
+  local about = slot and slot .. (is_told_all and ' ' .. fence or ' 0') or '0 0'
   return publish(inbox, string.sub(entry, 3, 28) .. ' ' .. about .. ' ' .. KEYS[1])
 end
 
