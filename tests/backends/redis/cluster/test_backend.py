@@ -156,6 +156,23 @@ class TestHandOff:
             wait_for(name)
             assert len(subscribed(valkey_cluster)) == number
 
+    def test_each_look_sends_an_echo_because_a_node_hears_several_inboxes(self, two, valkey_cluster, monkeypatch):
+        monkeypatch.setattr(Timing, "echo_interval", 600.0)
+        waiter = lock_request()
+        assert isinstance(two["other"].acquire(lock_request(), queue=False), Grant)
+
+        def echoes():
+            found = [node.client.info("commandstats") for node in valkey_cluster.primaries]
+            return sum(calls.get("cmdstat_spublish", {"calls": 0})["calls"] for calls in found)
+
+        def look():
+            before = echoes()
+            assert not isinstance(two["default"].acquire(waiter, queue=True), Grant)
+            return echoes() - before
+
+        look()  # takes the place, when it listens
+        assert [look(), look(), look()] == [1, 1, 1]
+
     def test_a_node_that_left_is_heard_no_more(self, two, valkey_cluster):
         backend, nodes = two["default"], valkey_cluster.primaries
         names = [names[0] for names in names_on(valkey_cluster, backend).values()]
