@@ -146,22 +146,33 @@ class Renewer:
         wanted = [(lease._request, lease._mark_released()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
-        told = set()  # names: many requests for one lock may be left
+        failed: dict[str, LockRequest] = {}  # by name, because many requests for one lock may be left
+        reason: LockBackendError | None = None
         in_vain = 0.0  # seconds
-        for request, cooldown in wanted:
+        rest = iter(wanted)
+        for request, cooldown in rest:
             began = clock()
             try:
                 yield Call("release", (request, cooldown))
             except LockBackendError as error:
-                if request.name not in told:
-                    told.add(request.name)
-                    logger.warning(
-                        "Lock %r is not released at exit but by its TTL: %s", request.name, error,
-                        extra=about_request("left-at-exit", self._backend.alias, request),
-                    )  # fmt: skip
+                reason = error
+                failed.setdefault(request.name, request)
                 in_vain += clock() - began
                 if in_vain > self._backend.timing.prompt_failure:
-                    return
+                    break
+        if failed:
+            failed |= {request.name: request for request, _ in rest}
+            self._warn_of_left_ones(list(failed.values()), reason)
+
+    def _warn_of_left_ones(self, left: Sequence[LockRequest], reason: LockBackendError | None) -> None:
+        first, alias = left[0], self._backend.alias
+        which = f"Lock {first.name!r} is"
+        if len(left) > 1:
+            which = f"{len(left)} locks of {alias!r}, such as {first.name!r}, are"
+        logger.warning(
+            "%s not released at exit but by the TTL: %s",
+            which, reason, extra=about_request("left-at-exit", alias, first, count=len(left)),
+        )  # fmt: skip
 
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""

@@ -454,20 +454,24 @@ class TestAtExit:
             yield calls
         eventually(lambda: not renewer_of(locmem_locks).is_cleaning)
 
-    def test_of_each_lock_it_is_told_once_that_it_is_left(self, locmem_locks, failing, monkeypatch, caplog):
+    @pytest.mark.parametrize("names", [["one"], ["one", "two", "one", "one"]], ids=["one lock", "several"])
+    def test_one_line_says_how_many_locks_are_left(self, locmem_locks, failing, monkeypatch, caplog, names):
         monkeypatch.setattr(Timing, "prompt_failure", PATIENCE)
         renewer = renewer_of(locmem_locks)
-        for name in ("one", "two", "one", "one"):
+        for name in names:
             renewer.release_in_background(lock_request(name))
         caplog.clear()
         renewer.release_all()
-        assert len(failing) == 4
-        told = [record.args[0] for record in caplog.records if "at exit" in record.getMessage()]
-        assert told == ["one", "two"]
+        assert failing == names
+        [told] = [record for record in caplog.records if "at exit" in record.getMessage()]
+        assert (told.distlock["name"], told.distlock["count"]) == ("one", len({*names}))
+        which = "2 locks of 'default', such as 'one', are" if "two" in names else "Lock 'one' is"
+        assert told.getMessage() == f"{which} not released at exit but by the TTL: the store is away"
 
-    def test_a_store_that_fails_holds_it_up_for_a_moment_whatever_is_left(self, locmem_locks, failing):
+    def test_a_store_that_fails_holds_it_up_for_a_moment_whatever_is_left(self, locmem_locks, failing, caplog):
         renewer = renewer_of(locmem_locks)
         for number in range(50):
             renewer.release_in_background(lock_request(f"name:{number}"))
         renewer.release_all()
         assert 1 <= len(failing) <= 3  # that is, a tenth of a second
+        assert "50 locks of 'default'" in caplog.text
