@@ -145,26 +145,24 @@ class Renewer:
         left = [lease for lease in self.leases() if lease._is_free() or not lease._may_be_in_use]
         wanted = [(lease._request, lease._mark_released()) for lease in left if self.unregister(lease)]
         wanted += self._cleaner.left()
+        taken = {request.key: request for request, _ in wanted}  # until they are released
         wanted += [(place, 0.0) for place in self._backend.places(self._queue.queued())]
-        failed: dict[str, LockRequest] = {}  # by name, because many requests for one lock may be left
-        reason: LockBackendError | None = None
         in_vain = 0.0  # seconds
-        rest = iter(wanted)
-        for request, cooldown in rest:
+        reason: LockBackendError | None = None
+        for request, cooldown in wanted:
             began = clock()
             try:
                 yield Call("release", (request, cooldown))
+                taken.pop(request.key, None)
             except LockBackendError as error:
                 reason = error
-                failed.setdefault(request.name, request)
                 in_vain += clock() - began
                 if in_vain > self._backend.timing.prompt_failure:
                     break
-        if failed:
-            failed |= {request.name: request for request, _ in rest}
-            self._warn_of_left_ones(list(failed.values()), reason)
+        if taken and reason:
+            self._warn_of_left_ones(list(taken.values()), reason)
 
-    def _warn_of_left_ones(self, left: Sequence[LockRequest], reason: LockBackendError | None) -> None:
+    def _warn_of_left_ones(self, left: Sequence[LockRequest], reason: LockBackendError) -> None:
         first, alias = left[0], self._backend.alias
         which = f"Lock {first.name!r} is"
         if len(left) > 1:

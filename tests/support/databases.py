@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.management.commands import flush
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test.utils import setup_databases
 
@@ -232,6 +232,18 @@ class Waiter:
 
 
 def write(backend, name, column, text):
-    with backend.pool.connection(5) as connection, connection.cursor() as cursor:
-        binary = connection.Database.Binary(row_key(backend, name))
-        cursor.execute(f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s", [text, binary])
+    statement = f"UPDATE {TABLE} SET {column} = %s, careful_until = {2**62} WHERE name = %s"
+    eventually(lambda: is_run(backend, statement, text, row_key(backend, name)))
+
+
+def is_run(backend, statement, *arguments):
+    """False: who waits had a file locked."""
+    try:
+        with backend.pool.connection(PATIENCE) as connection, connection.cursor() as cursor:
+            binary = connection.Database.Binary
+            cursor.execute(statement, [binary(each) if isinstance(each, bytes) else each for each in arguments])
+    except OperationalError as error:
+        if "locked" not in str(error):
+            raise
+        return False
+    return True

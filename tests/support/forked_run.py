@@ -246,6 +246,7 @@ def work(session: pytest.Session, folder: Path, channel: Connection, of_others: 
     """What a process does, until it is told that there is no other test or the one that was forked has ended."""
     for one in of_others:
         one.close()
+    os.register_at_fork(after_in_child=channel.close)  # that ends with this process, whatever it leaves behind
     config, plugins = session.config, session.config.pluginmanager
     os.environ["PYTEST_XDIST_WORKER"] = folder.name
     config.workerinput = {"workerid": folder.name}

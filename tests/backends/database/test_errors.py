@@ -19,7 +19,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database import errors
 from django_distlock.models import DatabaseLock
 from django_distlock.testing.tools import WAYS, calling
-from tests.support.databases import ALIAS, known_wrong, through, write
+from tests.support.databases import ALIAS, is_run, known_wrong, through, write
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
@@ -132,17 +132,7 @@ def unreadable_row(backend):
     try:
         yield
     finally:
-        eventually(lambda: is_emptied(backend))
-
-
-def is_emptied(backend):
-    """False: who waits had a file locked."""
-    try:
-        with backend.pool.connection(PATIENCE) as connection, connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {TABLE}")
-    except OperationalError:
-        return False
-    return True
+        eventually(lambda: is_run(backend, f"DELETE FROM {TABLE}"))
 
 
 @pytest.fixture

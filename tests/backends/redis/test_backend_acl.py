@@ -78,6 +78,7 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     backend = user(protocol=protocol)
     wrapped = calls(backend)
     first, second, given_up = lock_request(), lock_request(), lock_request()
+    second.takes_by_message = True
     assert isinstance(wrapped.acquire(first, queue=True), Grant)
     assert isinstance(wrapped.acquire(second, queue=True), LockInfo)
     assert isinstance(wrapped.acquire(second, queue=True), LockInfo)  # a look
@@ -87,6 +88,7 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     assert wrapped.count_waiters(["name"]) == [1]
     assert wrapped.release(first) is True  # handed on
     assert second.event.wait(5) is not False
+    assert second.handed
     assert isinstance(wrapped.acquire(second, queue=True), Grant)
     assert wrapped.release(second, 30.0) is True
     assert wrapped.release(second, force=True) is True
@@ -104,6 +106,18 @@ def test_the_documented_rights_suffice(user, admin, kind, calls, protocol):
     if kind in ("redis-server", "redis-6.2"):  # they know no right for redis-py's telling its name
         refused = [entry for entry in refused if entry["object"] not in ("client", "client|setinfo")]
     assert refused == []
+
+
+def test_without_the_right_to_ask_who_listens_a_waiter_is_told_to_look(user):
+    backend = user("pubsub|numsub", "pubsub|shardnumsub")
+    holder, waiter = lock_request(), lock_request()
+    waiter.takes_by_message = True
+    assert isinstance(backend.acquire(holder, queue=False), Grant)
+    assert isinstance(backend.acquire(waiter, queue=True), LockInfo)
+    assert backend.release(holder) is True
+    assert waiter.event.wait(5) is not False
+    assert waiter.handed is None
+    assert isinstance(backend.acquire(waiter, queue=True), Grant)
 
 
 def test_a_journal_needs_what_is_documented_for_it(user, admin, settings):

@@ -593,6 +593,7 @@ class TestListeners:
     ):
         monkeypatch.setattr(Timing, "look_interval", 0.05)
         monkeypatch.setattr(Timing, "echo_interval", interval)
+        monkeypatch.setattr(Timing, "echo_timeout", LONG)
 
         def calls(command):
             return store.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
@@ -656,6 +657,7 @@ class TestHandingBack:
         with redis.Redis.from_url(former.url, decode_responses=True) as client, client.pubsub() as subscription:
             eventually(lambda: client.info("replication")["master_link_status"] == "up")
             subscription.ssubscribe("lock|in:here")
+            eventually(lambda: subscription.get_sharded_message())
             assert isinstance(locks["default"].acquire(holder, queue=False), Grant)
             assert isinstance(locks["default"].acquire(waiter, queue=True), LockInfo)
             assert locks["default"].release(holder) is True
