@@ -40,7 +40,7 @@ from django_distlock.testing import held_here, lose
 from django_distlock.testing.tools import AsyncCalls, locked_names
 from django_distlock.utils.clock import clock
 from tests.support.forkserver import Program, run
-from tests.support.leases import lease_of, request_of, terms_of_detached, wait_for_renewal
+from tests.support.leases import deadline_of, lease_of, request_of, terms_of_detached, wait_for_renewal
 from tests.support.programs import ROOT
 from tests.support.tools import PATIENCE, eventually, on_stores, renewer_of
 
@@ -442,7 +442,15 @@ class TestRenewalOnItsWay:
 
     def test_so_does_the_thread_that_renews(self, backend, meanwhile):
         with lock("name", ttl=3) as lease:
-            adopted = meanwhile(lambda: adopt(lease.detach()))
+            ends = deadline_of(lease)
+
+            def adopt_and_wait_until_it_is_too_late():
+                adopted = adopt(lease.detach())
+                adopted.renew(60)
+                eventually(lambda: clock() > ends)
+                return adopted
+
+            adopted = meanwhile(adopt_and_wait_until_it_is_too_late)
             [of_another] = eventually(lambda: adopted)
         self.is_held(backend, of_another)
 
