@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
@@ -1000,24 +1001,31 @@ def at_a_pace_of(pause, tried):
 class TestOpeningConnections:
     @pytest.fixture
     def slow_to_open(self, monkeypatch):
-        """Each connection takes a while, as to a distant server."""
-        connected = Location.connected
+        """Each connection takes a while, as to a distant server. How many at most were opened together, by node."""
+        connected, guard = Location.connected, threading.Lock()
+        opening, most = Counter(), Counter()
 
-        def open_slowly(*arguments, **limits):
+        def open_slowly(location, *arguments, **limits):
+            node = location.text
+            with guard:
+                opening[node] += 1
+                most[node] = max(most[node], opening[node])
             time.sleep(0.2)
-            return connected(*arguments, **limits)
+            with guard:
+                opening[node] -= 1
+            return connected(location, *arguments, **limits)
 
         monkeypatch.setattr(Location, "connected", open_slowly)
+        return most
 
     def test_a_crowd_of_threads_that_comes_cold_does_not_wait_in_a_row(self, redlock_locks, slow_to_open):
-        """One after another would take six seconds."""
-
         def hold(number):
             with lock(f"n:{number}", wait=3):
                 pass
 
         with ThreadPoolExecutor(30) as pool:
             assert list(pool.map(hold, range(30))) == [None] * 30
+        assert max(slow_to_open.values()) > 1
 
     def test_threads_that_open_them_may_end_while_others_count_them(self, redlock_locks, monkeypatch):
         node, is_counted, over = nodes_of(client_of(redlock_locks))[0], threading.Event(), threading.Event()
