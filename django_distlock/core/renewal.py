@@ -153,7 +153,8 @@ class Renewer:
             began = clock()
             try:
                 yield Call("release", (request, cooldown))
-                taken.pop(request.key, None)
+                if taken.get(request.key) is request:  # not a waiter's place for it
+                    del taken[request.key]
             except LockBackendError as error:
                 reason = error
                 in_vain += clock() - began

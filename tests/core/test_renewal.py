@@ -469,6 +469,22 @@ class TestAtExit:
         which = "2 locks of 'default', such as 'one', are" if "two" in names else "Lock 'one' is"
         assert told.getMessage() == f"{which} not released at exit but by the TTL: the store is away"
 
+    def test_a_waiters_place_that_is_given_up_hides_no_lock_that_is_left(self, locmem_locks, monkeypatch, caplog):
+        renewer, left, place = renewer_of(locmem_locks), lock_request("one"), lock_request("one")
+
+        def fail_for_the_lock(request, *_):
+            if request is left:
+                raise LockBackendError("the store is away")
+            return True
+
+        with monkeypatch.context() as patched:
+            patched.setattr(locmem_locks, "release", fail_for_the_lock)
+            patched.setattr(locmem_locks, "places", lambda queued: [place])
+            renewer.release_in_background(left)
+            renewer.release_all()
+        assert "Lock 'one' is not released at exit" in caplog.text
+        eventually(lambda: not renewer.is_cleaning)
+
     def test_a_store_that_fails_holds_it_up_for_a_moment_whatever_is_left(self, locmem_locks, failing, caplog):
         renewer = renewer_of(locmem_locks)
         for number in range(50):

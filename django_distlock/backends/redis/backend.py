@@ -337,8 +337,10 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return Listing(keys, kinds, start).pages(self._operations.only)
 
     def _listed_names(self, prefix: str, kind: str, start: str) -> Iterator[str]:
-        for page in self._listed(self.keys.at(prefix), [kind], start):
-            yield from drive(page, self._client, self._translated).get(kind, ())
+        pages = self._listed(self.keys.at(prefix), [kind], start)
+        return each_once(
+            chain.from_iterable(drive(page, self._client, self._translated).get(kind, ()) for page in pages)
+        )
 
     def _diagnose(self) -> Steps[list[CheckResult]]:
         began, nodes, known = wall_clock(), [], None
@@ -359,7 +361,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return self._operations.found_waiters(self._sent(*self._operations.waiters(locks)))
 
     def waited_for(self, prefix: str = "") -> Iterator[str]:
-        return each_once(self._listed_names(self.prefix_now(), QUEUES, prefix))
+        return self._listed_names(self.prefix_now(), QUEUES, prefix)
 
     def write_journal(self, entries: Sequence[str]) -> None:
         for value in self._sent(*self._operations.write_journal(entries, self.journal_length)).values:
@@ -380,7 +382,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
         return self._beat_runs.forget(name)
 
     def runs(self) -> Iterator[tuple[str, LastRun]]:
-        return self._beat_runs.page(each_once(self._listed_names(self.shared_prefix, RUNS, "")))
+        return self._beat_runs.page(self._listed_names(self.shared_prefix, RUNS, ""))
 
     def _sent(self, *commands: Command) -> Reply:
         def steps() -> Steps[Reply]:

@@ -1390,6 +1390,16 @@ class TestWhatNodesAnswer:
         time.sleep(2 + 2 * Timing.retry_delay)
         self.wait_until_released(calls(backend), scripted[2])
 
+    def test_who_waits_for_the_lock_waits_for_nodes_that_end_each_connection(self, scripted, configured, calls):
+        """Until they keep one. A breaker opens when they refuse; then nobody waits for them."""
+        configured([server.url for server in scripted], OPTIONS=PATIENT)
+        for server in scripted:
+            server.fail(Scripted.CLOSE, on=(b"AUTH",), times=4)
+        handle = calls(lock("name", wait=PATIENCE))
+        assert handle.acquire()
+        handle.release()
+        assert [server.failed for server in scripted].count(4) >= 2
+
     def test_who_comes_when_nodes_are_back_is_not_told_what_others_met(self, scripted, backend, calls):
         taken = lock_request()
         calls(backend).acquire(taken, queue=False)
