@@ -90,11 +90,14 @@ def server(site, backend, settings, transactional_db, monkeypatch):
     monkeypatch.setattr(ThreadedWSGIServer, "process_request", note)
     server = LiveServer("localhost")
     yield server
-    for connection in connections:
-        with suppress(OSError):  # the browser may have closed it
-            connection.shutdown(socket.SHUT_RD)  # a thread that waits for the next request ends
-    # Its stop takes the database from threads that still answer.
-    eventually(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
+
+    def are_idle():
+        for connection in list(connections):  # the browser may open another one meanwhile, or have closed it
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # a thread that waits for the next request ends
+        return not any("process_request_thread" in thread.name for thread in threading.enumerate())
+
+    eventually(are_idle)  # its stop takes the database from threads that still answer
     server.stop()
 
 
