@@ -309,6 +309,7 @@ class TestAToken:
     @pytest.fixture(autouse=True)
     def users(self, store):
         with users(store.admins):
+            eventually(lambda: not (store.logins() or store.subscribers()))  # those of tests before
             yield
 
     def test_is_told_to_the_server_on_connections_that_stand(self, store, settings, calls):
