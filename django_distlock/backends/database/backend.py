@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from math import inf
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,7 +16,6 @@ from ...journal import QueuedWaiter
 from ...runs import LastRun
 from ...types import Crowded, Grant, LockInfo, LockRequest, Slot
 from ...utils.clock import wall_clock
-from ...utils.events import about_event
 from ..base import STEP, named
 from ..common.attempts import InDoubt
 from ..common.key_prefix import SHARED, read_fixed_prefix
@@ -28,19 +25,19 @@ from ..twins import ThreadedBackend
 from .app import check_app
 from .calls import Calls
 from .config import read_location, read_timeout, settings_checks
-from .connections import Pool, address
-from .errors import explain, final
+from .connections import Pool
+from .engines import address
+from .errors import explain
 from .fast_path import has_returning
 from .journal import Journal
 from .notify import PostgresListener, can_listen
 from .operations import Operations
 from .polling import PollBackoff
+from .renewal import Renewal
 from .row_keys import name_in, readable_name_in, row_key
 from .runs import Runs
-from .sql import QueuePosition, Statements, newer_row
+from .sql import QueuePosition, Statements
 from .sqlite import TemporaryFile, is_in_memory, own_file
-
-logger = logging.getLogger("django_distlock")
 
 R = TypeVar("R")
 
@@ -82,6 +79,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         self._inbox = self._listener.inbox if self._listener else NO_INBOX
         self.calls = calls = Calls(self.pool, self._timeout, self._explain, alias)
         self._run, self._run_or_repeat = calls.run, calls.run_or_repeat
+        self._renewal = Renewal(alias, calls, self._sql, self._operations, self._row_of, self._batches)
 
     @property
     def supports_processes(self) -> bool:  # type: ignore[override]
@@ -256,40 +254,7 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
     # Many locks
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], *, timeout: float | None = None) -> list[bool | None]:
-        held: set[str] = set()
-        newer: set[bytes] = set()
-        by_ttl = sorted((one for one in wanted if one[0].slot == 1), key=lambda one: one[1])
-        for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
-            for batch in self._batches([(self._row_of(request), request.token) for request, _ in leases]):
-                held |= self._run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
-                if others := [key for key, token in batch if token not in held]:
-                    newer |= self._run(partial(self._sql.newer, names=others), timeout)
-        by_row: dict[bytes, list[tuple[str, int]]] = {}
-        for request, ttl in wanted:
-            if request.slot > 1:
-                by_row.setdefault(self._row_of(request), []).append((request.token, microseconds(ttl)))
-        for keys in self._batches(list(by_row)):
-            newer |= self._run(partial(self._sql.newer, names=keys), timeout)
-        refused = {key: final(newer_row(key)) for key in sorted(newer)}
-        for key in sorted(by_row.keys() - newer):
-            try:
-                held |= self._run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
-            except LockBackendError as error:  # of a row that cannot be read; the other leases must not end with it
-                if not error.is_final:
-                    raise
-                refused[key] = error
-        renewed = [self._is_renewed(request, held, refused) for request, _ in wanted]
-        if refused and all(still_held is None for still_held in renewed):
-            raise next(iter(refused.values()))
-        for refusal in refused.values():
-            about = about_event("renewal-refused", alias=self.alias)
-            logger.warning("Some leases are not renewed now: %s", refusal, extra=about)
-        return renewed
-
-    def _is_renewed(self, request: LockRequest, held: set[str], refused: Container[bytes]) -> bool | None:
-        if request.token in held:
-            return True
-        return None if self._row_of(request) in refused else False
+        return self._renewal.renew(wanted, timeout)
 
     def slots(self, prefix: str = "") -> Iterator[Slot]:
         own = self.prefix_now() or self.prefix

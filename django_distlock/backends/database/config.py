@@ -13,7 +13,7 @@ from ...exceptions import InvalidLockBackend
 from ...models import ROWS_OF_DATABASE_BACKEND, DatabaseLock
 from ...utils.text import quoted
 from ..base import BaseLockBackend
-from .connections import vendor_of
+from .engines import vendor_of
 from .sql import CLOCKS
 from .sqlite import databases_in
 

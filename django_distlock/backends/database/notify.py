@@ -16,7 +16,8 @@ from ..common.readers import Readers
 from ..common.state import INBOX_LENGTH
 from ..common.timing import Timing
 from ..common.wakeup_listener import WakeupListener
-from .connections import Pool, class_of, is_psycopg3, vendor_of
+from .connections import Pool
+from .engines import class_of, is_psycopg3, vendor_of
 from .sql import CHANNEL
 
 logger = logging.getLogger("django_distlock")

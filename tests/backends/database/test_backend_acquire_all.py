@@ -10,7 +10,7 @@ from django.db import Error, connections
 from django_distlock import LockBackendError, lock, lock_all
 from django_distlock.backends.common import state
 from django_distlock.backends.common.state import Attempt
-from django_distlock.backends.database.connections import own_class
+from django_distlock.backends.database.engines import own_class
 from django_distlock.backends.database.sql import Statements
 from django_distlock.testing.tools import locked_names
 from django_distlock.types import Grant

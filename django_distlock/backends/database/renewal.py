@@ -1,0 +1,73 @@
+"""Renewal: of leases in first slots together, of others row by row."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from ...exceptions import LockBackendError
+from ...types import LockRequest
+from ...utils.events import about_event
+from ..common.state import microseconds
+from .calls import Calls
+from .errors import final
+from .operations import Operations
+from .sql import Statements, newer_row
+
+logger = logging.getLogger("django_distlock")
+
+
+class Renewal:
+    """``row_of``: the key of the row of a request. ``batches``: parts of items, as large as a statement takes."""
+
+    def __init__(
+        self,
+        alias: str,
+        calls: Calls,
+        sql: Statements,
+        operations: Operations,
+        row_of: Callable[[LockRequest], bytes],
+        batches: Callable[[Sequence[Any]], Iterator[Sequence[Any]]],
+    ) -> None:
+        self._alias, self._calls, self._sql, self._operations = alias, calls, sql, operations
+        self._row_of, self._batches = row_of, batches
+
+    def renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> list[bool | None]:
+        """As the method of a backend."""
+        held: set[str] = set()
+        newer: set[bytes] = set()
+        by_ttl = sorted((one for one in wanted if one[0].slot == 1), key=lambda one: one[1])
+        for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
+            for batch in self._batches([(self._row_of(request), request.token) for request, _ in leases]):
+                held |= self._calls.run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
+                if others := [key for key, token in batch if token not in held]:
+                    newer |= self._calls.run(partial(self._sql.newer, names=others), timeout)
+        by_row: dict[bytes, list[tuple[str, int]]] = {}
+        for request, ttl in wanted:
+            if request.slot > 1:
+                by_row.setdefault(self._row_of(request), []).append((request.token, microseconds(ttl)))
+        for keys in self._batches(list(by_row)):
+            newer |= self._calls.run(partial(self._sql.newer, names=keys), timeout)
+        refused = {key: final(newer_row(key)) for key in sorted(newer)}
+        for key in sorted(by_row.keys() - newer):
+            try:
+                held |= self._calls.run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
+            except LockBackendError as error:  # of a row that cannot be read; the other leases must not end with it
+                if not error.is_final:
+                    raise
+                refused[key] = error
+        renewed = [self._is_renewed(request, held, refused) for request, _ in wanted]
+        if refused and all(still_held is None for still_held in renewed):
+            raise next(iter(refused.values()))
+        for refusal in refused.values():
+            about = about_event("renewal-refused", alias=self._alias)
+            logger.warning("Some leases are not renewed now: %s", refusal, extra=about)
+        return renewed
+
+    def _is_renewed(self, request: LockRequest, held: set[str], refused: Container[bytes]) -> bool | None:
+        if request.token in held:
+            return True
+        return None if self._row_of(request) in refused else False
