@@ -199,6 +199,7 @@ class LockRequest:
     ``placed_at``: when, on ``clock()``, it asked for the place that it has, if it has not looked since; else -inf.
     ``handed``: the slot and the fencing number of which a message has told. ``is_unconfirmed``: it goes on by that, and
     the store has not confirmed it yet.
+    ``is_release_in_doubt``: its release got no reply, and may have been done.
     ``renewal``: the command that renews it, behind what that depends on, because each tick sends the same.
     ``min_hold``: seconds from the grant on for which a store keeps the lock taken that would free it when its holder is
     killed. Where a lease lasts for its TTL in any case, ``ttl`` is at least as long.
@@ -236,6 +237,7 @@ class LockRequest:
     placed_at: float = -inf
     handed: tuple[int, int] | None = None
     is_unconfirmed: bool = False
+    is_release_in_doubt: bool = False
     renewal: tuple[Any, ...] | None = None
     last_active_at: float = 0.0  # when its caller last did something, in a queue
 

@@ -35,6 +35,10 @@ class HandedLease(Lease):
         super()._extend(sent_at, self._handed_ttl)
         self._handed_ttl, self._due = None, self._granted_clock + self._backend.timing.confirmed_after
 
+    def _renewal_ttl(self, now: float) -> float:
+        # What the store was asked for already. If its holder believed in less, it would block others after its end.
+        return self.ttl if self._request.is_unconfirmed else super()._renewal_ttl(now)
+
     @property
     def _lost_at(self) -> float:
         may_be_asked = self._request.is_unconfirmed and not self._is_unknown  # it has not been asked in vain

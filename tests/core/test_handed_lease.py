@@ -20,6 +20,7 @@ from django_distlock.utils.clock import clock
 from tests.support.inside import listener_of
 from tests.support.leases import lease_of
 from tests.support.tools import PATIENCE, eventually, lock_request, queue_of, renewer_of
+from tests.support.waiting import waiters_of
 
 REDIS = "django_distlock.backends.redis.RedisBackend"
 
@@ -42,58 +43,10 @@ def unconfirmed(monkeypatch):
     monkeypatch.setattr(Timing, "confirmed_after", 3600.0)
 
 
-class Waiter:
-    """A thread or a task that waits in ``with``, and stays inside until it is told to go."""
-
-    def __init__(self, way, name="name", **options):
-        self.handle = lock(name, **{"wait": PATIENCE, **options})
-        self.lease, self.error = None, None
-        self._inside, self._go = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._in_thread if way == "sync" else self._in_task)
-        self._thread.start()
-
-    def _in_thread(self):
-        try:
-            with self.handle as self.lease:
-                self._inside.set()
-                assert self._go.wait(PATIENCE)
-        except LockLost as error:
-            self.error = error
-
-    def _in_task(self):
-        async def main():
-            async with self.handle as self.lease:
-                self._inside.set()
-                while not self._go.is_set():
-                    await asyncio.sleep(0.001)
-
-        try:
-            asyncio.run(main())
-        except LockLost as error:
-            self.error = error
-
-    def gets_in(self):
-        assert self._inside.wait(PATIENCE)
-        return self.lease
-
-    def leaves(self):
-        self._go.set()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-
-
 @pytest.fixture(params=["sync", "async"])
 def waiting(request, backends):
     """Starts waiters. They end with the test."""
-    waiters = []
-
-    def start(name="name", **options):
-        waiters.append(Waiter(request.param, name, **options))
-        return waiters[-1]
-
-    yield start
-    for waiter in waiters:
-        waiter.leaves()
+    yield from waiters_of(request.param)
 
 
 def handed(store, waiting, **options):

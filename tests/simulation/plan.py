@@ -173,6 +173,12 @@ OF_DATABASES: Sequence[Profile] = (
         processes=(1, 1), names=(MANY_NAMES,), calls=(50, 70), within=(1.0,), anytime_share=0.0, ttls=((20.0,),),
         works=(0.1, 0.3), task_share=1.0, faults=("hang", "partition"), most_faults=3,
     ),
+    # It crashes while the lock changes hands by messages alone.
+    Profile(
+        processes=(3, 4), names=("a",), calls=(50, 70), within=(0.3,), bursts=5, anytime_share=0.0,
+        ttls=((20.0,), (5.0, 20.0), (2.0, 5.0)), works=(0.005, 0.05), wait_share=1.0, runs_out_share=0.1,
+        rest_share=0.05, cancel_share=0.1, faults=("crash_handing", "cut", "stall"), least_kinds=1, most_faults=12,
+    ),
 )  # fmt: skip
 EVERY = 5  # of so many seeds one has a profile of its world's own
 PROFILES: Sequence[Weighed] = (

@@ -160,7 +160,7 @@ class Simulation:
             if "during" in event.about:
                 self._armed.append(event)
             else:
-                self._begin_fault(event)
+                self.begin_fault(event)
         else:
             self._begin_call(event)
 
@@ -399,7 +399,7 @@ class Simulation:
                 seconds = self.scheduler.random.uniform(0.0, 1.5) * self.distance
                 if self.scheduler.now <= HORIZON:
                     aimed = replace(event, who=event.who or alias.partition(".")[0])
-                    self.scheduler.at(seconds, partial(self._begin_fault, aimed))
+                    self.scheduler.at(seconds, partial(self.begin_fault, aimed))
         for fault, who, until in self._active:
             if until >= self.scheduler.now and who in ("", alias):
                 self.met[fault, operation] += 1
@@ -498,7 +498,7 @@ class Simulation:
         self.longest_distance = max(self.longest_distance, distance)
         self._distances.append((self.scheduler.now, distance))
 
-    def _begin_fault(self, event: Event) -> None:
+    def begin_fault(self, event: Event) -> None:
         who, fault = event.who, self.faults[event.what]
         if not fault.on:
             process = self.process(event.who)

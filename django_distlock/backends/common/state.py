@@ -291,6 +291,15 @@ def grant(row: Row, attempt: Attempt) -> StoredLease:
     return row.grant(attempt.token, HELD, attempt.ttl, attempt.holder)
 
 
+def confirm(row: Row, attempt: Attempt) -> Decision:
+    """Grant again the lease that the token has, or was handed; nothing if it has none."""
+    row.drop_expired()
+    mine = row.lease_of(attempt.token)
+    if mine is None or mine.state == RESTING:
+        return Decision(False)
+    return Decision(True, lease=grant(row, attempt))
+
+
 def exchange(row: Row, old: str, attempt: Attempt, retire: int = 0) -> Decision:
     """As ``acquire()``; but if the token ``old`` holds a lease, the attempt gets its slot, also if others wait.
 

@@ -18,6 +18,7 @@ from ...types import Crowded, Grant, LockInfo, LockRequest, Slot
 from ...utils.clock import wall_clock
 from ..base import STEP, named
 from ..common.attempts import InDoubt
+from ..common.by_message import take
 from ..common.key_prefix import SHARED, read_fixed_prefix
 from ..common.state import DIGITS, Attempt, Row, StoredLease, microseconds
 from ..optional import ExchangeBackend, JournalBackend, RunsBackend
@@ -122,7 +123,19 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
     # One lock
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
-        return self._attempted(partial(self._acquire, request=request, queue=queue), (request,))
+        if queue:
+            if request.handed and (grant := take(request, self.timing, self._confirm)):
+                self._forget(request)
+                return grant
+            request.placed_at = -inf
+        answer = self._attempted(partial(self._acquire, request=request, queue=queue), (request,))
+        if request.in_doubt:
+            request.placed_at = -inf
+        return answer
+
+    def _confirm(self, request: LockRequest) -> bool:
+        """Post the statement that confirms what was handed to the request. False: it was not sent."""
+        return self.pool.post(*self._operations.confirmation(self._row_of(request), Attempt.of(request)))
 
     def exchange(self, old: LockRequest, request: LockRequest) -> Grant | LockInfo:
         return self._attempted(partial(self._acquire, request=request, queue=False, old=old), (request,))
@@ -164,6 +177,8 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
             self._forget(request)
             request.slot = result.slot
             return Grant(result.fence, sent_at, result.slot)
+        if result.place and request.takes_by_message and not request.place:
+            request.placed_at = sent_at
         request.place = f"{result.place:0{DIGITS}}" if result.place else ""
         if not result.place:
             self._forget(request)
@@ -175,17 +190,27 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         return Crowded(*info) if result.is_crowded else info
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
-        released, is_repeated = self._run_or_repeat(
-            partial(self._release, request=request, cooldown=cooldown, force=force)
-        )
+        release = partial(self._release, request=request, cooldown=cooldown, force=force)
+        # A crash may have brought the lease back, while a waiter that was told of its end believes in its own.
+        rest = max(cooldown, self.timing.grant_ttl) if self._listener else cooldown
+        release_again = partial(release, cooldown=rest)
+        work = release_again if request.is_release_in_doubt else release
+        try:
+            released, is_repeated = self._run_or_repeat(work, again=release_again)
+        except InDoubt:
+            request.is_release_in_doubt = True
+            raise
+        is_repeated = is_repeated or request.is_release_in_doubt
         self._forget(request)
-        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, has released it.
-        return released or is_repeated
+        # "Not the holder" on a repeat means that the first attempt, whose reply was lost, has released it. Only an
+        # unconfirmed lease may have been over before.
+        return released or (is_repeated and not request.is_unconfirmed)
 
     def _release(self, connection: Any, request: LockRequest, cooldown: float, force: bool) -> bool:
         retire = microseconds(request.retires_for) if request.in_doubt else 0
+        by_message = self._listener is not None and request.ttl > 2 * self.timing.grant_ttl
         return self._operations.release(
-            connection, self._row_of(request), request.token, microseconds(cooldown), retire, force
+            connection, self._row_of(request), request.token, microseconds(cooldown), retire, force, by_message
         )
 
     def is_listening(self, name: str) -> bool:

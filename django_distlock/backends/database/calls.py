@@ -56,9 +56,12 @@ class Calls:
     def run(self, work: Callable[[Any], R], timeout: float | None = None) -> R:
         return self.run_or_repeat(work, timeout)[0]
 
-    def run_or_repeat(self, work: Callable[[Any], R], timeout: float | None = None) -> tuple[R, bool]:
+    def run_or_repeat(
+        self, work: Callable[[Any], R], timeout: float | None = None, again: Callable[[Any], R] | None = None
+    ) -> tuple[R, bool]:
         """Do the work on a connection, and once more if that broke. Returns the result, and whether it was repeated.
 
+        ``again``: the work to do then, if it is another one.
         ``timeout``: seconds for an answer; the one of all calls counts if it is shorter.
         Raises LockBackendError; InDoubt if the work may have been done although no answer came.
         """
@@ -74,7 +77,7 @@ class Calls:
                 raise self._explain(broken.cause, InDoubt) from broken.cause
             self._pool.close_idle()  # a restart of the server broke all of them
         try:
-            return self._run_once(work, timeout, deadline), True
+            return self._run_once(again or work, timeout, deadline), True
         except ConnectionBroken as broken:
             raise self._explain(broken.cause, InDoubt) from broken.cause
         except LockBackendError as error:

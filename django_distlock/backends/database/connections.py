@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.signals import request_finished, request_started
-from django.db import InterfaceError, OperationalError, connections
+from django.db import Error, InterfaceError, OperationalError, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 
@@ -27,6 +27,7 @@ from ..common.timing import Timing
 from .engines import address, is_psycopg3, own_class, own_settings
 from .errors import final, is_final
 from .sqlite import ForkGate, make_file, prepare_file
+from .statement import Statement
 from .watchdog import Watchdog
 
 
@@ -123,6 +124,31 @@ class Pool:
                 _close(wrapper)
                 raise
             self._give_back(wrapper)
+
+    def post(self, statement: Statement, parameters: Sequence[Any]) -> bool:
+        """Send a statement whose answer nobody waits for, on an idle connection; the next call there reads it.
+
+        False: none was used lately, or it failed.
+        """
+        fork.notice()
+        with self._guard:
+            if not self._idle:
+                return False
+            since, wrapper = self._idle.pop()
+        libpq, is_posted = wrapper.libpq, False
+        try:
+            if libpq and not libpq.has_posted and clock() - since < self.timing.idle_trusted:
+                with self.watching(wrapper, self.timeout), wrapper.wrap_database_errors:
+                    libpq.post(statement, parameters)
+                is_posted = True
+        except Error:
+            _close(wrapper)
+            return False
+        except BaseException:
+            _close(wrapper)
+            raise
+        self._keep(since, wrapper)
+        return is_posted
 
     def time_for_call(self, timeout: float, deadline: float) -> float:
         """Seconds for an answer on an existing connection."""
@@ -253,6 +279,12 @@ class Pool:
         # The test runner renames the database after the settings were read.
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
+        if wrapper.libpq and wrapper.libpq.has_posted:
+            try:
+                with self.watching(wrapper, min(self.timeout, deadline - clock())), wrapper.wrap_database_errors:
+                    wrapper.libpq.finish()
+            except Error:
+                return False
         if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:
             with self.watching(wrapper, min(self.timeout, deadline - clock())):
                 wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, without a time limit

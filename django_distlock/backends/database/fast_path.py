@@ -70,6 +70,7 @@ class FastPath:
         self._join_few = Statement(self._taking(may_wait=True, has_limit=True))
         self._confirm, self._refresh = Statement(self._confirming()), Statement(self._refreshing())
         self._release = Statement(self._releasing())
+        self._release_by_message = Statement(self._releasing(by_message=True))
 
     def _taking(self, *, may_wait: bool, has_limit: bool = False) -> str:
         """Take a free lock; else join the queue, if it may wait. ``has_limit``: only if the queue is not too long."""
@@ -160,8 +161,13 @@ class FastPath:
             f"{'' if self._has_one_writer else f', {ASYNCHRONOUS}'}"
         )
 
-    def _releasing(self) -> str:
-        """Free the lock, or hand it over to the first in the queue and notify that waiter."""
+    def _releasing(self, *, by_message: bool = False) -> str:
+        """Free the lock, or hand it over to the first in the queue and notify that waiter.
+
+        ``by_message``: the waiter may go on by the message, before it has confirmed its lease. Only if a crash that
+        brings the lease back brings it back for longer than the waiter believes in its own, and the number that the
+        message tells is a moment that has passed, so that the next one is larger. Else the statement does nothing.
+        """
         now, greatest = self._now, self._greatest
         token_at = 2 * DIGITS + 1
         token = f"substr(waiters, {token_at}, {TOKEN_LENGTH})"
@@ -176,23 +182,27 @@ class FastPath:
             "holder": inbox,
             "waiters": f"substr(waiters, {RECORD_LENGTH + 1})",
         }
+        outlasts = f" AND (waiters = '' OR (expires > {now} + %s AND fence < {now}))"
         released = (
             f"UPDATE {TABLE} SET {_assigned(changes)}"
             f" WHERE name = %s AND token = %s AND state = '{HELD}' AND expires > {now}"
             f" AND (waiters = '' OR {seen} > CAST({now} - %s AS text)) AND {_wants_one('waiters', 1)} AND others = ''"
             f" AND format = {NUMBER}"
+            f"{outlasts if by_message else ''}"
         )
         if not self._notifies:
             return f"{released} RETURNING 1"
         # In one statement, so that a change that is not made notifies nobody.
-        notify = f"CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, token) END"
+        text = "token || ' ' || CAST(fence AS text)" if by_message else "token"
+        notify = f"CASE WHEN token <> '' THEN pg_notify('{CHANNEL}' || holder, {text}) END"
         return f"{released} RETURNING {notify}, {ASYNCHRONOUS}"
 
     def acquire(self, connection: Any, name: bytes, attempt: Attempt) -> AcquireResult | None:
         """Grant the lock to the attempt, or let it wait. Repeatable. None: the statement did nothing."""
         token, may_wait = attempt.token, attempt.queue and attempt.slots == 1  # if the first slot is taken
         if attempt.queue and attempt.place:
-            found = self._confirm.fetch_one(connection, [attempt.ttl, attempt.holder, name, token])
+            statement, parameters = self.confirmation(name, attempt)
+            found = statement.fetch_one(connection, parameters)
             if may_wait:
                 found = found or self._refresh.fetch_one(connection, [token, token, self._waiter_ttl, name, token])
         else:
@@ -220,10 +230,17 @@ class FastPath:
     def _waiter_ttl(self) -> int:
         return microseconds(self._timing.waiter_expires_after)
 
-    def release(self, connection: Any, name: bytes, token: str) -> bool:
+    def confirmation(self, name: bytes, attempt: Attempt) -> tuple[Statement, list[Any]]:
+        """The statement that makes a lease of what was handed to the attempt, and its parameters. Repeatable."""
+        return self._confirm, [attempt.ttl, attempt.holder, name, attempt.token]
+
+    def release(self, connection: Any, name: bytes, token: str, *, by_message: bool) -> bool:
         """Free the lock or hand it over. False: the statement did nothing."""
         grant_ttl = microseconds(self._timing.grant_ttl)
-        return self._release.fetch_one(connection, [grant_ttl, name, token, self._waiter_ttl]) is not None
+        parameters = [grant_ttl, name, token, self._waiter_ttl]
+        if by_message and self._notifies:
+            return self._release_by_message.fetch_one(connection, [*parameters, grant_ttl]) is not None
+        return self._release.fetch_one(connection, parameters) is not None
 
 
 def _wants_one(waiters: str, index: int) -> str:

@@ -28,6 +28,8 @@ SESSION_CHECKS = 5
 class PostgresListener(WakeupListener):
     """Hears ``"token"`` when the lock was handed to the request of that token, and sets the event of the request.
 
+    ``"token number"``: the request may take its lease by this message, and that is its fencing number.
+
     Waiters do not depend on it. They look by themselves until an echo has come, sent on another connection, and again
     when the echo stays away.
     """
@@ -106,7 +108,8 @@ class PostgresListener(WakeupListener):
         if text == "?":
             self._mark_ready()
         else:
-            self._waiters.wake(text)
+            token, _, fence = text.partition(" ")
+            self._waiters.wake(token, (1, int(fence)) if fence else None)
 
     def _keeps_session(self, wrapper: Any) -> bool:
         """Whether the connection keeps its session of the server for as long as it lasts, also behind a pooler.

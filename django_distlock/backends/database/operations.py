@@ -17,6 +17,7 @@ from ..common.timing import Timing
 from .errors import RowChanged, is_row_changed
 from .fast_path import AcquireResult, FastPath, has_returning
 from .sql import Statements
+from .statement import Statement
 
 
 class Operations:
@@ -83,15 +84,36 @@ class Operations:
                 raise RowChanged
 
     def release(
-        self, connection: Any, name: bytes, token: str, cooldown: int = 0, retire: int = 0, force: bool = False
+        self,
+        connection: Any,
+        name: bytes,
+        token: str,
+        cooldown: int = 0,
+        retire: int = 0,
+        force: bool = False,
+        by_message: bool = False,
     ) -> bool:
-        """Whether the token held the lock. As ``state.release``."""
-        if self._fast_path and not (cooldown or retire or force) and self._fast_path.release(connection, name, token):
+        """Whether the token held the lock. As ``state.release``.
+
+        ``by_message``: the first waiter may take the lock by the message that hands it over.
+        """
+        is_plain = not (cooldown or retire or force)
+        if self._fast_path and is_plain and self._fast_path.release(connection, name, token, by_message=by_message):
             return True
         _, decision, _ = self._compare_and_swap(
             connection, name, lambda row: state.release(row, token, cooldown, retire, force), 0.0
         )
         return decision.granted
+
+    def confirmation(self, name: bytes, attempt: Attempt) -> tuple[Statement, list[Any]]:
+        """The statement that confirms a lease, to be posted, and its parameters."""
+        assert self._fast_path
+        return self._fast_path.confirmation(name, attempt)
+
+    def confirm(self, connection: Any, name: bytes, attempt: Attempt) -> set[str]:
+        """As ``state.confirm``. Returns the token if it has the lock."""
+        _, decision, _ = self._compare_and_swap(connection, name, lambda row: state.confirm(row, attempt), 0.0)
+        return {attempt.token} if decision.granted else set()
 
     def renew(self, connection: Any, name: bytes, leases: Sequence[tuple[str, int]]) -> set[str]:
         """Renew leases in any slots: by token, the microseconds that each must last. Returns the tokens that hold."""

@@ -1,17 +1,19 @@
-"""Renewal: of leases in first slots together, of others row by row."""
+"""Renewal: of leases in first slots together; of others, and of what is unconfirmed, row by row."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from ...exceptions import LockBackendError
 from ...types import LockRequest
 from ...utils.events import about_event
-from ..common.state import microseconds
+from ..common.state import Attempt, microseconds
 from .calls import Calls
 from .errors import final
 from .operations import Operations
@@ -37,24 +39,26 @@ class Renewal:
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> list[bool | None]:
         """As the method of a backend."""
-        held: set[str] = set()
-        newer: set[bytes] = set()
-        by_ttl = sorted((one for one in wanted if one[0].slot == 1), key=lambda one: one[1])
-        for ttl, leases in groupby(by_ttl, key=lambda one: one[1]):
-            for batch in self._batches([(self._row_of(request), request.token) for request, _ in leases]):
-                held |= self._calls.run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
-                if others := [key for key, token in batch if token not in held]:
-                    newer |= self._calls.run(partial(self._sql.newer, names=others), timeout)
+        confirmed = [one for one in wanted if not one[0].is_unconfirmed]
+        held, newer = self._renew_in_first_slots([one for one in confirmed if one[0].slot == 1], timeout)
         by_row: dict[bytes, list[tuple[str, int]]] = {}
-        for request, ttl in wanted:
+        for request, ttl in confirmed:
             if request.slot > 1:
                 by_row.setdefault(self._row_of(request), []).append((request.token, microseconds(ttl)))
         for keys in self._batches(list(by_row)):
             newer |= self._calls.run(partial(self._sql.newer, names=keys), timeout)
         refused = {key: final(newer_row(key)) for key in sorted(newer)}
-        for key in sorted(by_row.keys() - newer):
+        row_by_row = [
+            (key, partial(self._operations.renew, name=key, leases=by_row[key]))
+            for key in sorted(by_row.keys() - newer)
+        ]
+        for request, ttl in wanted:
+            if request.is_unconfirmed:
+                key, attempt = self._row_of(request), replace(Attempt.of(request), ttl=microseconds(ttl))
+                row_by_row.append((key, partial(self._operations.confirm, name=key, attempt=attempt)))
+        for key, renew in row_by_row:
             try:
-                held |= self._calls.run(partial(self._operations.renew, name=key, leases=by_row[key]), timeout)
+                held |= self._calls.run(renew, timeout)
             except LockBackendError as error:  # of a row that cannot be read; the other leases must not end with it
                 if not error.is_final:
                     raise
@@ -66,6 +70,19 @@ class Renewal:
             about = about_event("renewal-refused", alias=self._alias)
             logger.warning("Some leases are not renewed now: %s", refusal, extra=about)
         return renewed
+
+    def _renew_in_first_slots(
+        self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None
+    ) -> tuple[set[str], set[bytes]]:
+        """The tokens that still hold their locks, and the keys of rows that a newer version wrote."""
+        held: set[str] = set()
+        newer: set[bytes] = set()
+        for ttl, leases in groupby(sorted(wanted, key=itemgetter(1)), key=itemgetter(1)):
+            for batch in self._batches([(self._row_of(request), request.token) for request, _ in leases]):
+                held |= self._calls.run(partial(self._sql.renew, leases=batch, ttl=microseconds(ttl)), timeout)
+                if others := [key for key, token in batch if token not in held]:
+                    newer |= self._calls.run(partial(self._sql.newer, names=others), timeout)
+        return held, newer
 
     def _is_renewed(self, request: LockRequest, held: set[str], refused: Container[bytes]) -> bool | None:
         if request.token in held:

@@ -21,10 +21,10 @@ from ...utils.drive import Call, Steps, adrive, drive
 from ..base import each_once, first_slots, named
 from ..common import selftest
 from ..common.attempts import InDoubt
+from ..common.by_message import take
 from ..common.per_loop import PerLoop
 from ..optional import ExchangeBackend, JournalBackend, RunsBackend
 from ..twins import GeneratorBackend
-from .by_message import take
 from .config import check_numbers, read_credentials
 from .diagnostics import waiting_result
 from .errors import CLUSTER_BACKEND, explain
@@ -90,7 +90,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def acquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         if queue:
-            if request.handed and (grant := take(request, self._client, self._operations, self.timing)):
+            if request.handed and (grant := take(request, self.timing, self._operations.confirm, self._client)):
                 return grant
             if not request.inbox:
                 drive(self._listen(request), self._client, self._translated)
@@ -104,7 +104,7 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
     async def aacquire(self, request: LockRequest, *, queue: bool) -> Grant | LockInfo:
         client = self._async_clients.known() or await self._async_clients.make()
         if queue:
-            if request.handed and (grant := take(request, client, self._operations, self.timing)):
+            if request.handed and (grant := take(request, self.timing, self._operations.confirm, client)):
                 return grant
             if not request.inbox:
                 await adrive(self._listen(request), client, self._translated)

@@ -170,6 +170,11 @@ class Operations:
             commands.append(kept[-1])
         return commands
 
+    def confirm(self, request: LockRequest, client: Any) -> bool:
+        """Send the command that confirms what was handed to the request. False: it was not sent."""
+        posted: bool = client.post(*self.renew([(request, request.ttl)]))
+        return posted
+
     def _renewal(self, request: LockRequest, token: str, slot: int, is_unconfirmed: bool, ttl: float) -> Command:
         key, heads, script = self._keys.lease(request.key), RENEW_HEADS, RENEW
         if slot > 1:

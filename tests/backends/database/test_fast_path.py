@@ -127,7 +127,8 @@ def test_they_come_to_what_the_algorithm_comes_to(backend):
         else:
             token = dice.choice([*(lease.token for lease in row.leases * 2), token])
             decision = state.release(expected, token)
-            if not run_in(backend, partial(fast_path.release, name=KEY, token=token)) or may_leave_a_slot(row):
+            release = partial(fast_path.release, name=KEY, token=token, by_message=dice.random() < 0.5)
+            if not run_in(backend, release) or may_leave_a_slot(row):
                 continue
             done["release"] += 1
             assert decision.granted

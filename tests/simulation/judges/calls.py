@@ -320,13 +320,17 @@ class Judges:
 
     def believes(self, lease: Lease) -> bool:
         """Whether its holder may believe at this moment that it has the lock."""
+        return self.believed_for(lease) > 0.0
+
+    def believed_for(self, lease: Lease) -> float:
+        """Seconds for which its holder may believe that it has the lock."""
         process = self._simulation.processes[lease.using]
         if not process.is_alive or lease.token in self._freed:
-            return False
+            return 0.0
         before, self._scheduler.acting = self._scheduler.acting, process
         current, self._scheduler.running = self._scheduler.running, None
         try:
-            return lease.remaining > 0.0
+            return lease.remaining
         finally:
             self._scheduler.acting, self._scheduler.running = before, current
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,7 +103,7 @@ class RowJudge:
         self._numbers_of_places: list[tuple[float, int]] = []  # since when there are so many
         self._unowned_since: dict[str, float] = {}  # by token
         self._looks: dict[Process, Looks] = {}
-        self._reverted_tokens: set[str] = set()
+        self.brought_back: Sequence[StoredLease] = ()  # leases, by the last crash
         self._lasts = inf  # seconds, the shortest of the leases since its grant, or its last renewal
         self._clock_set_at = -inf  # that of the store: until a while later, times tell nothing
 
@@ -201,7 +201,7 @@ class RowJudge:
     def reverted(self, state: RowState) -> None:
         """A crash has undone a release, perhaps, for which nobody waited: that lease lasts until it runs out."""
         self.stands(state)
-        self._reverted_tokens = {lease.token for lease in state.leases}
+        self.brought_back = state.leases
 
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
         """``min_hold`` counts from the grant. One that goes to another process goes by the clock of that one."""
@@ -266,7 +266,7 @@ class RowJudge:
         for lease in state.live_leases(now):
             token, asker = lease.token, self._simulation.asker(lease.token)
             is_held = lease.state == HELD and not self._name.startswith(OWN_NAMES)
-            is_held = is_held and token not in self._reverted_tokens
+            is_held = is_held and all(token != one.token for one in self.brought_back)
             if not is_held or asker is None or judges.holders.owns(self._name, token, asker.at, asker.process):
                 continue
             unowned[token] = since = self._unowned_since.get(token, self._now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .server import Result, Server, ServerError, Session, Steps
@@ -44,7 +44,10 @@ def next_message(buffer: bytes) -> tuple[tuple[Any, ...], bytes] | None:
 
 
 class PostgresServer(Server):
+    """``on_notify``: called with the text of each notification."""
+
     deadlock_timeout = 1.0
+    on_notify: Callable[[str], object] = staticmethod(lambda text: None)
 
     def new_session(self, socket: Socket, number: int) -> PostgresSession:
         return PostgresSession(self, socket, number)
@@ -73,6 +76,7 @@ class PostgresServer(Server):
         for session in self.sessions:
             if channel in session.channels:  # type: ignore[attr-defined]
                 session.send(encoded("notify", number, channel, text))
+        self.on_notify(text)
 
     def terminate(self, session: Session) -> None:
         """As pg_terminate_backend does."""

@@ -40,6 +40,7 @@ class Connection:
         self._notifications: list[Any] = []
         self._prepared: dict[bytes, bytes] = {}
         self._to_send: tuple[str, Sequence[Any]] | None = None
+        self._is_sent = False  # a statement whose answer was not read yet
         self._socket = Socket(network)
         self._socket.settimeout(connect_timeout)
         try:
@@ -77,9 +78,16 @@ class Connection:
 
     def ask(self, sql: str, parameters: Sequence[Any]) -> tuple[int, Any]:
         """The number of rows, and the rows."""
+        self._ask(sql, parameters)
+        return self._answer()
+
+    def _ask(self, sql: str, parameters: Sequence[Any]) -> None:
         self._check()
         with suppress(OSError):  # the server's last words may be there
             self._socket.sendall(encoded("query", sql, [*map(_sent, parameters)]))
+
+    def _answer(self) -> tuple[int, Any]:
+        self._check()
         try:
             while True:
                 kind, *about = self._next_message()
@@ -110,21 +118,33 @@ class Connection:
     # For the package
 
     def send_query_params(self, sql: bytes, values: Sequence[Any], types: None, formats: Sequence[int]) -> None:
+        assert not self._is_sent, "another command is already in progress"
         parameters = [value if is_binary else value.decode() for value, is_binary in zip(values, formats, strict=True)]
         self._to_send = re.sub(r"\$\d+", "%s", sql.decode()), parameters
 
     def send_prepare(self, name: bytes, sql: bytes) -> None:
         self._check()
+        assert not self._is_sent, "another command is already in progress"
         self._prepared[name], self._to_send = sql, None
 
     def send_query_prepared(self, name: bytes, values: Sequence[Any], formats: Sequence[int]) -> None:
         self.send_query_params(self._prepared[name], values, None, formats)
 
     def wait(self, executed: Connection) -> list[Answer]:
-        if self._to_send is None:
+        self.flush()
+        if not self._is_sent:
             return [Answer(pq.ExecStatus.COMMAND_OK)]
-        _, rows = self.ask(*self._to_send)
+        self._is_sent = False
+        _, rows = self._answer()
         return [Answer(pq.ExecStatus.TUPLES_OK, rows)]
+
+    def flush(self) -> int:
+        """0: all was sent."""
+        if self._to_send is not None:
+            (sql, parameters), self._to_send = self._to_send, None
+            self._ask(sql, parameters)
+            self._is_sent = True
+        return 0
 
     def consume_input(self) -> None:
         """Read what is there."""

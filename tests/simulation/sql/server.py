@@ -22,9 +22,6 @@ Wait = Callable[[Callable[..., object]], object]
 Steps = Generator[Wait, None, R]
 
 
-LONGEST_UNFLUSHED = 0.6  # seconds after which PostgreSQL has written what nobody waited for: 3 x wal_writer_delay
-
-
 class Unflushed(NamedTuple):
     """What was committed without waiting for the disk. ``before``: the rows that it changed."""
 
@@ -110,8 +107,7 @@ class Server(ABC):
 
     def _lose_unflushed(self) -> None:
         """The log ends somewhere in what nobody waited for."""
-        left = [one for one in self._unflushed if one.at > self.scheduler.now - LONGEST_UNFLUSHED]
-        self._unflushed.clear()
+        left, self._unflushed = self._unflushed, []
         kept = self.scheduler.random.randint(0, len(left)) if left else 0
         for one in reversed(left[kept:]):
             self.tables.put_back(one.before)

@@ -143,6 +143,10 @@ class World(ABC):
         """That bytes go in one attempt to grant so many locks in one step, if that takes several requests."""
         return 0
 
+    def shields(self, name: str, seconds: float) -> bool:
+        """Whether a crash has brought back a lease of that lock which lasts for longer than so many seconds."""
+        return False
+
     def longest_call(self, operation: str, ttl: float) -> float:
         """Seconds that a call of the store lasts at most where nothing fails, but for the ways of its bytes."""
         return inf

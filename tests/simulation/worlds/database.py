@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.db import connections
 
 from django_distlock import LockBackendError
-from django_distlock.backends.common.state import HELD, StoredLease, waiters_from_text
+from django_distlock.backends.common.state import CLAIMED, HELD, StoredLease, waiters_from_text
 from django_distlock.backends.common.timing import Timing
 from django_distlock.models import DatabaseLock
 
@@ -52,12 +52,17 @@ class RowsWorld(World):
     def _leases(self, row: Mapping[str, Any]) -> list[StoredLease]:
         return [lease for lease in leases_in(row) if lease.expires > self._now]
 
+    def _rows_of(self, name: str) -> list[Mapping[str, Any]]:
+        return [row for row in self._rows() if row["name"] == f"lock:{name}".encode()]
+
     def leases(self, name: str) -> int:
-        return sum(len(self._leases(row)) for row in self._rows() if row["name"] == f"lock:{name}".encode())
+        return sum(len(self._leases(row)) for row in self._rows_of(name))
 
     def holders(self) -> Mapping[str, Collection[str]]:
         return {
-            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
+            row["name"].decode().removeprefix("lock:"): {
+                one.token for one in self._leases(row) if one.state in (HELD, CLAIMED)
+            }
             for row in self._rows()
         }
 
@@ -125,6 +130,11 @@ class DatabaseWorld(RowsWorld):
             name = row["name"].decode().removeprefix("lock:")
             self.judge[name].reverted(RowState.of(row, self.server.clock() / 1e6))
 
+    def shields(self, name: str, seconds: float) -> bool:
+        until = self._now + 1e6 * seconds
+        brought_back = {one.token for one in self.judge[name].brought_back if one.expires > until}
+        return any(one.token in brought_back for row in self._rows_of(name) for one in self._leases(row))
+
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6, slots)
 
@@ -165,12 +175,16 @@ class DatabaseWorld(RowsWorld):
     # Faults
 
     @property
+    def _where(self) -> str:
+        return ":".join(map(str, self.address))
+
+    @property
     def may_repeat_numbers(self) -> bool:
         return self._went_back and self._is_wiped
 
     def faults(self) -> dict[str, Fault]:
         def fault(happen: Callable[..., object], draw: Callable[[random.Random], Mapping[str, Any]] = lasts) -> Fault:
-            return Fault(happen, (":".join(map(str, self.address)),), draw)
+            return Fault(happen, (self._where,), draw)
 
         def in_state(*states: str) -> Callable[[random.Random], Mapping[str, Any]]:
             return lambda chance: {**lasts(chance), "state": chance.choice(states)}

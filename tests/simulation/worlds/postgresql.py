@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from ..plan import Event, Fault, lasts
 from ..sql.postgres import REFUSED_CONNECTIONS, REFUSED_WRITES, PostgresServer
 from ..sql.psycopg import Connection
-from .database import DatabaseWorld
+from .database import LONGEST_RESTART, DatabaseWorld
 
 if TYPE_CHECKING:
     from ..simulation import Simulation
@@ -22,9 +25,32 @@ class PostgresWorld(DatabaseWorld):
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
         psycopg.connect = partial(Connection, simulation.network)  # type: ignore[assignment]
+        self._crashes_when_handed: list[float] = []  # seconds that each of them lasts
 
     def new_server(self) -> PostgresServer:
-        return PostgresServer(self.simulation.network, self.address, self.executed)
+        server = PostgresServer(self.simulation.network, self.address, self.executed)
+        server.on_notify = self._notified
+        return server
+
+    def faults(self) -> dict[str, Fault]:
+        def draw(chance: random.Random) -> Mapping[str, Any]:
+            return {
+                "seconds": chance.choice([round(chance.uniform(0.0, LONGEST_RESTART), 3), lasts(chance)["seconds"]])
+            }
+
+        return {**super().faults(), "crash_handing": Fault(self._crash_when_handed, (self._where,), draw)}
+
+    def _crash_when_handed(self, who: str, seconds: float) -> None:
+        """As soon as somebody has been told by a message that he has the lock, before or while that is confirmed."""
+        self._crashes_when_handed.append(seconds)
+
+    def _notified(self, text: str) -> None:
+        if " " in text and self._crashes_when_handed:
+            after = self.scheduler.random.uniform(0.0, 4.0) * self.simulation.distance
+            crash = Event(
+                self.scheduler.now + after, "crash", self._where, {"seconds": self._crashes_when_handed.pop()}
+            )
+            self.scheduler.at(after, partial(self.simulation.begin_fault, crash))
 
     def database(self) -> dict[str, Any]:
         host, port = self.address
