@@ -178,6 +178,7 @@ OF_DATABASES: Sequence[Profile] = (
         processes=(3, 4), names=("a",), calls=(50, 70), within=(0.3,), bursts=5, anytime_share=0.0,
         ttls=((20.0,), (5.0, 20.0), (2.0, 5.0)), works=(0.005, 0.05), wait_share=1.0, runs_out_share=0.1,
         rest_share=0.05, cancel_share=0.1, faults=("crash_handing", "cut", "stall"), least_kinds=1, most_faults=12,
+        distance=0.005,
     ),
 )  # fmt: skip
 EVERY = 5  # of so many seeds one has a profile of its world's own

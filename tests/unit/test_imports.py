@@ -26,13 +26,12 @@ SERVER = {
     "core": ["cleaning", "local_queue", "renewal", "service"],
     "backends": ["base", "common", "optional", "redis", "twins"],
     "backends.common": [
-        "attempts", "backoff", "breaker", "key_prefix", "per_loop", "permits", "readers", "selftest", "timing",
-        "wakeup_listener",
+        "attempts", "backoff", "breaker", "by_message", "key_prefix", "per_loop", "permits", "readers", "selftest",
+        "timing", "wakeup_listener",
     ],
     "backends.redis": [
-        "attempts", "backend", "breaker", "by_message", "client", "codec", "config", "connection", "credentials",
-        "diagnostics", "errors", "exchange", "keys", "operations", "pubsub", "replies", "runs", "scripts", "timers",
-        "topology",
+        "attempts", "backend", "breaker", "client", "codec", "config", "connection", "credentials", "diagnostics",
+        "errors", "exchange", "keys", "operations", "pubsub", "replies", "runs", "scripts", "timers", "topology",
     ],
 }  # fmt: skip
 SENTINEL = {"backends.redis": ["sentinel"], "backends.redis.sentinel": ["config", "connection", "discovery"]}

@@ -34,23 +34,23 @@ class PostgresWorld(DatabaseWorld):
 
     def faults(self) -> dict[str, Fault]:
         def draw(chance: random.Random) -> Mapping[str, Any]:
-            return {
-                "seconds": chance.choice([round(chance.uniform(0.0, LONGEST_RESTART), 3), lasts(chance)["seconds"]])
-            }
+            return chance.choice([{"seconds": round(chance.uniform(0.0, LONGEST_RESTART), 3)}, lasts(chance)])
 
         return {**super().faults(), "crash_handing": Fault(self._crash_when_handed, (self._where,), draw)}
 
     def _crash_when_handed(self, who: str, seconds: float) -> None:
-        """As soon as somebody has been told by a message that he has the lock, before or while that is confirmed."""
+        """As soon as somebody has been told that the lock is his, before that is confirmed, or just then."""
         self._crashes_when_handed.append(seconds)
 
     def _notified(self, text: str) -> None:
         if " " in text and self._crashes_when_handed:
-            after = self.scheduler.random.uniform(0.0, 4.0) * self.simulation.distance
-            crash = Event(
-                self.scheduler.now + after, "crash", self._where, {"seconds": self._crashes_when_handed.pop()}
-            )
-            self.scheduler.at(after, partial(self.simulation.begin_fault, crash))
+            now, crash = self.scheduler.now, {"seconds": self._crashes_when_handed.pop()}
+            after = max(0.0, self.scheduler.random.uniform(-1.0, 4.0)) * self.simulation.distance
+            if after:
+                crashes = Event(now + after, "crash", self._where, crash)
+                self.scheduler.at(after, partial(self.simulation.begin_fault, crashes))
+            else:  # who handed it over gets no answer
+                self.simulation.begin_fault(Event(now, "crash", self._where, crash))
 
     def database(self) -> dict[str, Any]:
         host, port = self.address
