@@ -223,8 +223,12 @@ class FastPath:
         token_at = waiters.find(token)
         if token_at < 2 * DIGITS or not RECORDS.fullmatch(waiters):
             return None  # something else wrote this; reading the row raises the error
-        place = int(waiters[token_at - 2 * DIGITS : token_at - DIGITS])
-        return AcquireResult(False, fence, holding, state, remaining, holder, place, token_at == 2 * DIGITS)
+        begin = token_at - 2 * DIGITS
+        place, now = int(waiters[begin : begin + DIGITS]), int(waiters[begin + DIGITS : token_at])
+        # The first that is alive: nobody tells it of those before it that are not.
+        seen = [int(waiters[at + DIGITS : at + 2 * DIGITS]) for at in range(0, begin, RECORD_LENGTH)]
+        is_first = all(moment <= now - self._waiter_ttl for moment in seen)
+        return AcquireResult(False, fence, holding, state, remaining, holder, place, is_first)
 
     @property
     def _waiter_ttl(self) -> int:
