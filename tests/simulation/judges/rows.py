@@ -104,6 +104,7 @@ class RowJudge:
         self._unowned_since: dict[str, float] = {}  # by token
         self._looks: dict[Process, Looks] = {}
         self.brought_back: Sequence[StoredLease] = ()  # leases, by the last crash
+        self._places_brought_back: set[str] = set()  # by token: their waiters may have left
         self._lasts = inf  # seconds, the shortest of the leases since its grant, or its last renewal
         self._clock_set_at = -inf  # that of the store: until a while later, times tell nothing
 
@@ -202,6 +203,7 @@ class RowJudge:
         """A crash has undone a release, perhaps, for which nobody waited: that lease lasts until it runs out."""
         self.stands(state)
         self.brought_back = state.leases
+        self._places_brought_back = {one.token for one in state.waiters}
 
     def promised(self, token: str, about: Mapping[str, Any]) -> None:
         """``min_hold`` counts from the grant. One that goes to another process goes by the clock of that one."""
@@ -250,7 +252,11 @@ class RowJudge:
 
     def _judge_promptness(self, state: RowState, now: float) -> None:
         """S11: who is handed the lock takes it soon, and so does the first in the queue if a slot is free for it."""
-        idle = {("handed to", lease.token) for lease in state.leases if lease.state == CLAIMED}
+        idle = {
+            ("handed to", lease.token)
+            for lease in state.leases
+            if lease.state == CLAIMED and lease.token not in self._places_brought_back
+        }
         waiters = state.live(now)
         if waiters and len(state.live_leases(now)) < waiters[0].slots:
             idle.add(("free for", waiters[0].token))
