@@ -284,7 +284,7 @@ class LockRequest:
     def replace_token(self) -> None:
         """Go on with another token, after this one was given back."""
         self.token, self.in_doubt, self.inbox, self.place = new_token(), False, "", ""
-        self.handed, self.placed_at = None, -inf
+        self.handed, self.placed_at, self.is_release_in_doubt = None, -inf, False
 
     def copy(self, **changes: Any) -> "LockRequest":
         """A request that is the same but for these, and is woken by itself."""
@@ -298,7 +298,7 @@ class LockRequest:
         """A copy of the request with another token, for a caller that gives this one back."""
         return self.copy(
             token=new_token(), slot=1, in_doubt=False, inbox="", place="", handed=None, placed_at=-inf,
-            is_unconfirmed=False, longest_ttl=0.0, asking=False,
+            is_unconfirmed=False, is_release_in_doubt=False, longest_ttl=0.0, asking=False,
         )  # fmt: skip
 
     def inherit(self, other: "LockRequest") -> None:

@@ -45,9 +45,10 @@ class HandedLease(Lease):
         return self._granted_clock + self.ttl if may_be_asked else self._deadline
 
     def _begin_release(self) -> float:
+        cooldown = super()._begin_release()
         # If the time is over, a repeated release that finds nothing may not be the reason for that.
         self._request.is_unconfirmed = self._request.is_unconfirmed and clock() >= self._deadline
-        return super()._begin_release()
+        return cooldown
 
     def _mark_lost(self, reason: str, *, log: bool = True) -> None:
         super()._mark_lost(reason, log=log)

@@ -65,8 +65,8 @@ class Waiters:
 class WakeupListener(ABC):
     """One subscription of a process, for all its waiting threads and tasks, while there are any.
 
-    A message is only a hint; the lease in the store decides. What a message may say beyond that, a store knows: see the
-    Redis backend. Without messages, waiters look by themselves. A store implements how to connect, subscribe, read and
+    A message is only a hint; the lease in the store decides, unless the message says what a waiter may take by it: see
+    ``by_message``. Without messages, waiters look by themselves. A store implements how to connect, subscribe, read and
     disconnect; ``steps()`` yields calls of all but the last.
 
     If the store has ``readers()``, the first waiting thread reads the messages, for all waiters. The listener's own

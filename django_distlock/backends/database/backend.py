@@ -194,13 +194,15 @@ class DatabaseBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBack
         # A crash may have brought the lease back, while a waiter that was told of its end believes in its own.
         rest = max(cooldown, self.timing.grant_ttl) if self._listener else cooldown
         release_again = partial(release, cooldown=rest)
-        work = release_again if request.is_release_in_doubt else release
+        # Before the call, because whatever ends it without an answer leaves it in doubt.
+        was_in_doubt, request.is_release_in_doubt = request.is_release_in_doubt, True
         try:
-            released, is_repeated = self._run_or_repeat(work, again=release_again)
-        except InDoubt:
-            request.is_release_in_doubt = True
+            released, is_repeated = self._run_or_repeat(release_again if was_in_doubt else release, again=release_again)
+        except LockBackendError as error:
+            request.is_release_in_doubt = was_in_doubt or _is_in_doubt(error)
             raise
-        is_repeated = is_repeated or request.is_release_in_doubt
+        request.is_release_in_doubt = was_in_doubt
+        is_repeated = is_repeated or was_in_doubt
         self._forget(request)
         # "Not the holder" on a repeat means that the first attempt, whose reply was lost, has released it. Only an
         # unconfirmed lease may have been over before.

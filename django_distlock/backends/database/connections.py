@@ -128,17 +128,17 @@ class Pool:
     def post(self, statement: Statement, parameters: Sequence[Any]) -> bool:
         """Send a statement whose answer nobody waits for, on an idle connection; the next call there reads it.
 
-        False: none was used lately, or it failed.
+        False: none was used lately, or the answer to another one is still to be read there, or it failed.
         """
         fork.notice()
-        with self._guard:
-            if not self._idle:
-                return False
+        try:
             since, wrapper = self._idle.pop()
+        except IndexError:
+            return False
         libpq, is_posted = wrapper.libpq, False
         try:
             if libpq and not libpq.has_posted and clock() - since < self.timing.idle_trusted:
-                with self.watching(wrapper, self.timeout), wrapper.wrap_database_errors:
+                with self.watching(wrapper, self.timing.shortest_call), wrapper.wrap_database_errors:
                     libpq.post(statement, parameters)
                 is_posted = True
         except Error:
@@ -261,8 +261,12 @@ class Pool:
                     since, wrapper = self._idle.pop()
                 except IndexError:
                     return None
-            if not self._is_old(since, wrapper) and self._is_usable(wrapper, deadline):
-                return wrapper
+            try:
+                if not self._is_old(since, wrapper) and self._is_usable(wrapper, deadline):
+                    return wrapper
+            except BaseException:
+                _close(wrapper)
+                raise
             _close(wrapper)
 
     def _is_old(self, since: float, wrapper: Wrapper) -> bool:
@@ -282,7 +286,7 @@ class Pool:
         if wrapper.libpq and wrapper.libpq.has_posted:
             try:
                 with self.watching(wrapper, min(self.timeout, deadline - clock())), wrapper.wrap_database_errors:
-                    wrapper.libpq.finish()
+                    wrapper.libpq.read_posted()
             except Error:
                 return False
         if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:

@@ -27,9 +27,9 @@ class Libpq:
         self._send(statement, parameters)
         self.has_posted = True
         if self._connection.pgconn.flush():  # it did not go at once
-            self.finish()
+            self.read_posted()
 
-    def finish(self) -> None:
+    def read_posted(self) -> None:
         """Read the answer to the statement that was posted."""
         self.has_posted = False
         self._result()

@@ -109,7 +109,7 @@ class PostgresListener(WakeupListener):
             self._mark_ready()
         else:
             token, _, fence = text.partition(" ")
-            self._waiters.wake(token, (1, int(fence)) if fence else None)
+            self._waiters.wake(token, (1, int(fence)) if fence.isdecimal() else None)
 
     def _keeps_session(self, wrapper: Any) -> bool:
         """Whether the connection keeps its session of the server for as long as it lasts, also behind a pooler.

@@ -112,6 +112,10 @@ class Operations:
 
     def confirm(self, connection: Any, name: bytes, attempt: Attempt) -> set[str]:
         """As ``state.confirm``. Returns the token if it has the lock."""
+        if self._fast_path:
+            statement, parameters = self._fast_path.confirmation(name, attempt)
+            if statement.fetch_one(connection, parameters):
+                return {attempt.token}
         _, decision, _ = self._compare_and_swap(connection, name, lambda row: state.confirm(row, attempt), 0.0)
         return {attempt.token} if decision.granted else set()
 

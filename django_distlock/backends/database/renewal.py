@@ -39,7 +39,10 @@ class Renewal:
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]], timeout: float | None) -> list[bool | None]:
         """As the method of a backend."""
-        confirmed = [one for one in wanted if not one[0].is_unconfirmed]
+        confirmed: list[tuple[LockRequest, float]] = []
+        unconfirmed: list[tuple[LockRequest, float]] = []
+        for one in wanted:  # as they are now: their callers may renew them meanwhile
+            (unconfirmed if one[0].is_unconfirmed else confirmed).append(one)
         held, newer = self._renew_in_first_slots([one for one in confirmed if one[0].slot == 1], timeout)
         by_row: dict[bytes, list[tuple[str, int]]] = {}
         for request, ttl in confirmed:
@@ -52,10 +55,9 @@ class Renewal:
             (key, partial(self._operations.renew, name=key, leases=by_row[key]))
             for key in sorted(by_row.keys() - newer)
         ]
-        for request, ttl in wanted:
-            if request.is_unconfirmed:
-                key, attempt = self._row_of(request), replace(Attempt.of(request), ttl=microseconds(ttl))
-                row_by_row.append((key, partial(self._operations.confirm, name=key, attempt=attempt)))
+        for request, ttl in unconfirmed:
+            key, attempt = self._row_of(request), replace(Attempt.of(request), ttl=microseconds(ttl))
+            row_by_row.append((key, partial(self._operations.confirm, name=key, attempt=attempt)))
         for key, renew in row_by_row:
             try:
                 held |= self._calls.run(renew, timeout)

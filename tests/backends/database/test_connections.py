@@ -7,6 +7,7 @@ from django.db import connections
 
 from django_distlock import locks
 from django_distlock.backends.common.timing import Timing
+from django_distlock.backends.database.libpq import Libpq
 from django_distlock.backends.database.statement import Statement
 from tests.support.databases import run_in
 from tests.support.stores import DATABASE
@@ -76,6 +77,21 @@ def test_where_the_connection_ended_the_next_call_has_another_one(postgres_locks
         end()
     told, other = asked(postgres_locks)
     assert (told, other != session) == (None, True)
+
+
+def test_one_on_which_the_answer_was_not_read_to_its_end_is_closed(postgres_locks, pool, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    _, session = asked(postgres_locks)
+    assert pool.post(TOLD, ["yes"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Libpq, "read_posted", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            asked(postgres_locks)
+    with connections["locks"].cursor() as cursor:
+        eventually(lambda: not cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [session]).rowcount)
+    assert asked(postgres_locks)[1] != session
 
 
 def test_a_health_check_comes_after_the_answer(postgres_database, settings, long_calls):

@@ -5,20 +5,25 @@ What waiters by message have in common, whatever the store, is in ``tests/core/t
 
 from __future__ import annotations
 
+import asyncio
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 from django.db import connections
 
-from django_distlock import LockLost, adopt, lock, locks
+from django_distlock import LockBackendError, LockLost, adopt, lock, locks
+from django_distlock.backends.common.attempts import InDoubt
 from django_distlock.backends.common.state import CLAIMED, FREE, HELD
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.database.connections import Pool
+from django_distlock.backends.database.operations import Operations
+from django_distlock.backends.database.sql import CHANNEL, Statements
 from django_distlock.core.handed_lease import HandedLease
 from django_distlock.core.lease import Lease
 from tests.support.databases import TABLE, row_key
 from tests.support.stores import DATABASE
-from tests.support.tools import PATIENCE, eventually, lock_request
+from tests.support.tools import PATIENCE, aeventually, eventually, lock_request
 from tests.support.waiting import waiters_of
 
 
@@ -121,6 +126,18 @@ class TestTaken:
         _, lease = hand_over(waiting, ttl=Timing.grant_ttl)
         assert type(lease) is Lease
 
+    def test_by_a_look_of_a_notification_that_something_else_sent(self, waiting):
+        def send():
+            with connections["locks"].cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_notify(%s, %s)", [CHANNEL + row().waiters[58:70], f"{row().waiters[32:58]} x"]
+                )
+
+        waiter, lease = hand_over(waiting, before=send)
+        assert lease.is_held
+        waiter.leaves()
+        assert waiter.error is None
+
     def test_by_a_look_where_the_number_is_ahead_of_the_clock(self, waiting):
         """After a crash, the next one would get the same."""
         _, lease = hand_over(waiting, before=lambda: put(fence=row().fence + 3600 * 1_000_000))
@@ -165,6 +182,21 @@ class TestUnconfirmed:
             assert (row().token, row().state) == (adopted.token, HELD)
         waiter.leaves()
 
+    def test_it_may_be_renewed_while_the_renewer_is_busy_with_others(self, waiting, unconfirmed, monkeypatch):
+        _, lease = handed(waiting, on_lost="log")
+        backend, other, renew = locks["default"], lock_request("other", ttl=60), Statements.renew
+        backend.acquire(other, queue=False)
+        same = lock_request("name", ttl=60)
+        same.token, same.is_unconfirmed = lease.token, True
+
+        def meanwhile(*arguments, **options):
+            same.is_unconfirmed = False
+            return renew(*arguments, **options)
+
+        monkeypatch.setattr(Statements, "renew", meanwhile)
+        assert backend.renew([(other, 60.0), (same, 60.0)]) == [True, True]
+        backend.release(other)
+
     def test_what_cannot_be_read_ends_no_other_lease(self, waiting, unconfirmed, caplog):
         _, lease = handed(waiting, on_lost="log")
         backend, other = locks["default"], lock_request("other", ttl=60)
@@ -199,6 +231,62 @@ class TestACrash:
         assert not lease.is_held
         waiter.leaves()
         assert row().token == kept["token"]
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, InDoubt("no answer")], ids=str)
+    def test_so_does_one_that_was_interrupted(self, backends, monkeypatch, error):
+        backend, request = backends["default"], lock_request("name", ttl=60)
+        backend.acquire(request, queue=False)
+
+        def fail(*_, **__):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Operations, "release", fail)
+            with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else InDoubt):
+                backend.release(request)
+        assert backend.release(request)
+        [[info]] = backend.look(["name"])
+        assert info.resting
+
+    def test_so_does_one_whose_task_was_cancelled(self, backends, monkeypatch):
+        """Its thread goes on, and the release is repeated in the background."""
+        backend, request, release = backends["default"], lock_request("name", ttl=60), Operations.release
+        begun, may_go_on = Event(), Event()
+        backend.acquire(request, queue=False)
+
+        def late(*arguments, **options):
+            if not begun.is_set():
+                begun.set()
+                assert may_go_on.wait(PATIENCE)
+            return release(*arguments, **options)
+
+        async def main():
+            task = asyncio.create_task(backend.arelease(request))
+            await aeventually(begun.is_set)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        monkeypatch.setattr(Operations, "release", late)
+        asyncio.run(main())
+        assert backend.release(request)
+        [[info]] = backend.look(["name"])
+        assert info.resting
+        may_go_on.set()
+
+    def test_a_release_that_failed_for_certain_does_not(self, backends, monkeypatch):
+        backend, request = backends["default"], lock_request("name", ttl=60)
+        backend.acquire(request, queue=False)
+
+        def refuse(*_, **__):
+            raise LockBackendError("refused")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Operations, "release", refuse)
+            with pytest.raises(LockBackendError):
+                backend.release(request)
+        assert backend.release(request)
+        assert backend.look(["name"]) == [[]]
 
     def test_a_release_that_was_repeated_leaves_the_lock_taken_for_as_long_as_a_waiter_may_believe(self, backends):
         """The first attempt may have handed the lock over, before the crash brought the lease back."""

@@ -359,6 +359,10 @@ class Judges:
             if judge.process.is_alive and judge.began <= since and process in (None, judge.process)
         )
 
+    def is_waited_with(self, token: str) -> bool:
+        """Whether a call that has asked with the token waits."""
+        return any(token in judge.tokens and judge.is_waiting and judge.process.is_alive for judge in self._judging)
+
     def calls_of(self, process: Process) -> int:
         """How many are under way, or were in the last second, of which connections and requests are counted."""
         while self._ended and self._ended[0][0] < self.now - 1.0:

@@ -170,15 +170,18 @@ class HolderJudge:
         return bool(self._abouts.get(token, {}).get("min_hold")) or self._judges.is_freed(token)
 
     def watch(self) -> None:
-        """S1: a lease that is believed is in the store, or the store keeps others away for as long."""
+        """S1: a lease that is believed is in the store; before it is confirmed, others are kept away for as long."""
         if (holders := self._simulation.world.holders()) is None:
             return
         for lease in self.leases():
             if lease.token in holders.get(lease.name, ()) or not (left := self._judges.believed_for(lease)):
                 continue
-            may_be_shielded = isinstance(lease, HandedLease) and left < Timing.grant_ttl  # it is not confirmed yet
-            is_shielded = may_be_shielded and self._simulation.world.shields(lease.name, left)
-            if not is_shielded and not self._has_lost_data_since(self._asked_at[lease.token]):
+            is_kept = (
+                isinstance(lease, HandedLease)
+                and left < Timing.grant_ttl  # it is not confirmed yet
+                and self._simulation.world.is_kept_for(lease.name, lease.token, left)
+            )
+            if not is_kept and not self._has_lost_data_since(self._asked_at[lease.token]):
                 self._judges.fail(f"S1: {lease!r} {lease.token[:6]} is believed, and the store has it no more")
 
     def untold(self) -> list[str]:

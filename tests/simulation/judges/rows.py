@@ -104,7 +104,7 @@ class RowJudge:
         self._unowned_since: dict[str, float] = {}  # by token
         self._looks: dict[Process, Looks] = {}
         self.brought_back: Sequence[StoredLease] = ()  # leases, by the last crash
-        self._places_brought_back: set[str] = set()  # by token: their waiters may have left
+        self._places_brought_back: set[str] = set()  # by token
         self._lasts = inf  # seconds, the shortest of the leases since its grant, or its last renewal
         self._clock_set_at = -inf  # that of the store: until a while later, times tell nothing
 
@@ -255,7 +255,7 @@ class RowJudge:
         idle = {
             ("handed to", lease.token)
             for lease in state.leases
-            if lease.state == CLAIMED and lease.token not in self._places_brought_back
+            if lease.state == CLAIMED and not self._has_left(lease.token)
         }
         waiters = state.live(now)
         if waiters and len(state.live_leases(now)) < waiters[0].slots:
@@ -265,6 +265,10 @@ class RowJudge:
         for (how, token), since in self._idle_since.items():
             if self._now - since > judges.soon + self._looks_within and not judges.may_fail(since):
                 self._fail(f"S11: nobody took the lock for {self._now - since:.3f} s, which is {how} {token[:6]}")
+
+    def _has_left(self, token: str) -> bool:
+        """Whether a crash has brought back the place of a waiter that is gone."""
+        return token in self._places_brought_back and not self._simulation.judges.is_waited_with(token)
 
     def _judge_owners(self, state: RowState, now: float) -> None:
         """S4: a lease of which nobody knows any more is released, as soon as the store answers."""

@@ -143,8 +143,11 @@ class World(ABC):
         """That bytes go in one attempt to grant so many locks in one step, if that takes several requests."""
         return 0
 
-    def shields(self, name: str, seconds: float) -> bool:
-        """Whether a crash has brought back a lease of that lock which lasts for longer than so many seconds."""
+    def is_kept_for(self, name: str, token: str, seconds: float) -> bool:
+        """Whether nobody else is granted the lock for so many seconds, though the token has no confirmed lease.
+
+        It was handed over to the token, or a crash has brought back the lease before.
+        """
         return False
 
     def longest_call(self, operation: str, ttl: float) -> float:

@@ -60,9 +60,7 @@ class RowsWorld(World):
 
     def holders(self) -> Mapping[str, Collection[str]]:
         return {
-            row["name"].decode().removeprefix("lock:"): {
-                one.token for one in self._leases(row) if one.state in (HELD, CLAIMED)
-            }
+            row["name"].decode().removeprefix("lock:"): {one.token for one in self._leases(row) if one.state == HELD}
             for row in self._rows()
         }
 
@@ -130,10 +128,14 @@ class DatabaseWorld(RowsWorld):
             name = row["name"].decode().removeprefix("lock:")
             self.judge[name].reverted(RowState.of(row, self.server.clock() / 1e6))
 
-    def shields(self, name: str, seconds: float) -> bool:
-        until = self._now + 1e6 * seconds
-        brought_back = {one.token for one in self.judge[name].brought_back if one.expires > until}
-        return any(one.token in brought_back for row in self._rows_of(name) for one in self._leases(row))
+    def is_kept_for(self, name: str, token: str, seconds: float) -> bool:
+        brought_back = {one.token for one in self.judge[name].brought_back}
+        return any(
+            one.expires > self._now + 1e6 * seconds
+            and (one.token in brought_back or (one.token, one.state) == (token, CLAIMED))
+            for row in self._rows_of(name)
+            for one in self._leases(row)
+        )
 
     def was_taken_since(self, name: str, moment: float, slots: int) -> bool:
         return self.judge.was_taken_since(name, moment, self.server.clock() / 1e6, slots)
