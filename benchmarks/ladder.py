@@ -57,7 +57,7 @@ def steps() -> Mapping[str, Sequence[Cut]]:
             Cut(LocalQueue, "join", join),
             Cut(LocalQueue, "leave", lambda *_: None),
         ],
-        "the command that acquires": [Cut(Operations, "acquire", lambda *_: asked)],
+        "the command that acquires": [Cut(Operations, "acquire", lambda *_, **__: asked)],
         "the command that releases": [Cut(Operations, "release", lambda *_: given_up)],
         "both sent and answered": [Cut(Client, "send", lambda *_, **__: Reply([next(answers)], clock()))],
         "renewal": [
