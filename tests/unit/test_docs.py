@@ -262,6 +262,15 @@ def test_frames_of_a_free_lock_are_printed(valkey: Valkey) -> None:
     assert [function for function in functions if function in way] == way
 
 
+@pytest.mark.seconds(5)
+def test_the_price_of_each_step_of_a_free_lock_is_printed() -> None:
+    """The steps that are cut out are those of today. Here each is measured once, which tells no price."""
+    program = "from benchmarks import ladder as l; l.WARM_UP = l.BATCH = l.ROUNDS = 1; l.main()"
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert re.search(r"µs  a pair; .*\n.*µs  the name is checked; .*\n", printed)
+
+
 def test_a_lease_has_what_the_reference_tells_and_no_more() -> None:
     """What else it has begins with an underscore, and is used in core alone."""
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
