@@ -126,7 +126,7 @@ class Pool:
             self._give_back(wrapper)
 
     def post(self, statement: Statement, parameters: Sequence[Any]) -> bool:
-        """Send a statement whose answer nobody waits for, on an idle connection; the next call there reads it.
+        """Send a statement on an idle connection, without waiting for anything; the next call there reads the answer.
 
         False: none was used lately, or the answer to another one is still to be read there, or it failed.
         """
@@ -135,20 +135,19 @@ class Pool:
             since, wrapper = self._idle.pop()
         except IndexError:
             return False
-        libpq, is_posted = wrapper.libpq, False
         try:
-            if libpq and not libpq.has_posted and clock() - since < self.timing.idle_trusted:
-                with self.watching(wrapper, self.timing.shortest_call), wrapper.wrap_database_errors:
+            libpq, is_trusted = wrapper.libpq, clock() - since < self.timing.idle_trusted
+            if is_posted := bool(libpq and not libpq.has_posted and is_trusted):
+                with wrapper.wrap_database_errors:
                     libpq.post(statement, parameters)
-                is_posted = True
+            self._keep(since, wrapper)
+            return is_posted
         except Error:
             _close(wrapper)
             return False
         except BaseException:
             _close(wrapper)
             raise
-        self._keep(since, wrapper)
-        return is_posted
 
     def time_for_call(self, timeout: float, deadline: float) -> float:
         """Seconds for an answer on an existing connection."""

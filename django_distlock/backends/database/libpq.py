@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,22 +20,29 @@ class Libpq:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._uses: dict[bytes, int] = {}  # by the name of the statement
-        self.has_posted = False  # a statement whose answer is still to be read
+        self._uses: Counter[bytes] = Counter()  # by the name of the statement
+        self._prepared: set[bytes] = set()
+        self._posted: Statement | None = None
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether a statement was posted whose answer is still to be read."""
+        return self._posted is not None
 
     def post(self, statement: Statement, parameters: Sequence[Any]) -> None:
-        """Send a statement whose answer nobody waits for."""
+        """Send a statement without waiting for anything; ``read_posted()`` reads the answer."""
+        self._posted = statement
         self._send(statement, parameters)
-        self.has_posted = True
-        if self._connection.pgconn.flush():  # it did not go at once
-            self.read_posted()
+        self._connection.pgconn.flush()  # what does not go at once goes when the answer is read
 
     def read_posted(self) -> None:
-        """Read the answer to the statement that was posted."""
-        self.has_posted = False
+        posted, self._posted = self._posted, None
+        assert posted
         self._result()
+        self._prepare_if_due(posted)
 
     def fetch_one(self, statement: Statement, parameters: Sequence[Any]) -> list[Any] | None:
+        self._prepare_if_due(statement)
         self._send(statement, parameters)
         result = self._result()
         if not result.ntuples:
@@ -46,20 +54,23 @@ class Libpq:
         value = result.get_value
         return [None if (text := value(0, n)) is None else read(text) for n, read in enumerate(readers)]
 
+    def _prepare_if_due(self, statement: Statement) -> None:
+        threshold, name = self._connection.prepare_threshold, statement.name
+        if threshold is None or name in self._prepared or self._uses[name] < threshold:
+            return
+        self._connection.pgconn.send_prepare(name, statement.sql_of_libpq)
+        self._result()
+        self._prepared.add(name)  # whatever becomes of its transaction
+
     def _send(self, statement: Statement, parameters: Sequence[Any]) -> None:
         values = [one if type(one) is bytes else str(one).encode() for one in parameters]
         formats = [type(one) is bytes for one in parameters]  # 1: binary
-        connection, uses = self._connection.pgconn, self._uses.get(statement.name, 0)
-        prepare_after = self._connection.prepare_threshold
-        if prepare_after is None or uses < prepare_after:
-            connection.send_query_params(statement.sql_of_libpq, values, None, formats)
-            self._uses[statement.name] = uses + 1
-        else:
-            if uses == prepare_after:
-                connection.send_prepare(statement.name, statement.sql_of_libpq)
-                self._result()
-                self._uses[statement.name] = uses + 1  # now: a statement that is rolled back is sent again
+        connection = self._connection.pgconn
+        if statement.name in self._prepared:
             connection.send_query_prepared(statement.name, values, formats)
+        else:
+            self._uses[statement.name] += 1
+            connection.send_query_params(statement.sql_of_libpq, values, None, formats)
 
     def _result(self) -> Any:
         [result] = self._connection.wait(generators.execute(self._connection.pgconn))
