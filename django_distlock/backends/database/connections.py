@@ -261,7 +261,7 @@ class Pool:
                 except IndexError:
                     return None
             try:
-                if not self._is_old(since, wrapper) and self._is_usable(wrapper, deadline):
+                if not self._is_old(since, wrapper) and self._is_usable(wrapper, since, deadline):
                     return wrapper
             except BaseException:
                 _close(wrapper)
@@ -276,18 +276,21 @@ class Pool:
         # Django's own method asks the database, which unit tests may forbid here.
         return bool(max_age and monotonic() >= wrapper.close_at)
 
-    def _is_usable(self, wrapper: Wrapper, deadline: float) -> bool:
+    def _is_usable(self, wrapper: Wrapper, since: float, deadline: float) -> bool:
         if self.file is not None and wrapper.opened_file != _identity(self.file):
             return False  # the file was deleted or replaced; other processes lock in the new one
         # The test runner renames the database after the settings were read.
         if self.file is None and address(wrapper.settings_dict) != address(connections.settings[self.alias]):
             return False
-        if wrapper.libpq and wrapper.libpq.has_posted:
+        libpq = wrapper.libpq
+        if libpq and libpq.has_posted:
             try:
                 with self.watching(wrapper, min(self.timeout, deadline - clock())), wrapper.wrap_database_errors:
-                    wrapper.libpq.read_posted()
+                    libpq.read_posted()
             except Error:
                 return False
+        elif libpq and clock() - since >= self.timing.idle_trusted and libpq.has_ended():
+            return False
         if wrapper.settings_dict["CONN_HEALTH_CHECKS"]:
             with self.watching(wrapper, min(self.timeout, deadline - clock())):
                 wrapper.close_if_health_check_failed()  # now: a cursor would connect anew, without a time limit

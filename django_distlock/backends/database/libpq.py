@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from psycopg import errors, generators, pq
+from psycopg import OperationalError, errors, generators, pq
 
 from .statement import Statement
 
@@ -28,6 +28,15 @@ class Libpq:
     def has_posted(self) -> bool:
         """Whether a statement was posted whose answer is still to be read."""
         return self._posted is not None
+
+    def has_ended(self) -> bool:
+        """Whether the server has closed the idle connection, as far as is known here; waits for nothing."""
+        try:
+            self._connection.pgconn.consume_input()  # the server's last words
+            self._connection.pgconn.consume_input()  # the end
+        except OperationalError:
+            return True
+        return False
 
     def post(self, statement: Statement, parameters: Sequence[Any]) -> None:
         """Send a statement without waiting for anything; ``read_posted()`` reads the answer."""

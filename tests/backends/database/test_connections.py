@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from django.db import connections
 
@@ -11,7 +13,7 @@ from django_distlock.backends.database.libpq import Libpq
 from django_distlock.backends.database.statement import Statement
 from tests.support.databases import run_in
 from tests.support.stores import DATABASE
-from tests.support.tools import eventually
+from tests.support.tools import eventually, lock_request
 
 SETTING = "SELECT set_config('distlock.told', CAST(%s AS text), false)"
 TOLD = Statement(SETTING)
@@ -77,6 +79,19 @@ def test_where_the_connection_ended_the_next_call_has_another_one(postgres_locks
         end()
     told, other = asked(postgres_locks)
     assert (told, other != session) == (None, True)
+
+
+def test_one_that_ended_while_it_was_idle_for_long_is_not_used(postgres_locks, pool, monkeypatch):
+    """So nothing is in doubt."""
+    request = lock_request(ttl=60)
+    postgres_locks.acquire(request, queue=False)
+    _, session = asked(postgres_locks)
+    monkeypatch.setattr(Timing, "idle_trusted", 0.0)
+    with connections["locks"].cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [session])
+    eventually(lambda: not Path(f"/proc/{session}").exists())  # and so its sockets are closed
+    assert postgres_locks.release(request)
+    assert postgres_locks.look([request.name]) == [[]]  # it does not rest, as it would after a repeated release
 
 
 def test_one_on_which_the_answer_was_not_read_to_its_end_is_closed(postgres_locks, pool, monkeypatch):
