@@ -21,7 +21,7 @@ help:
 	@echo "make soak    every store is harmed for ten minutes; ARGS='--store redis --minutes 1' for less"
 	@echo "make simulate   the whole package in simulated worlds, a minute each; ARGS='--world redis --minutes 10' or"
 	@echo "             ARGS='--world sentinel --seed 7 --trace' for one run again"
-	@echo "make bench   what locks cost, beside others (eighteen minutes); ARGS='--quick --chart bench.svg' is passed on"
+	@echo "make bench   what locks cost, beside others (fifteen minutes); ARGS='--quick --chart bench.svg' is passed on"
 	@echo "make lint    ruff"
 	@echo "make types   mypy"
 	@echo "make docs    the documentation, into docs/_build/html"

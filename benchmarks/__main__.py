@@ -46,7 +46,7 @@ def benchmarks(quick: bool) -> dict[str, Benchmark]:
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("benchmarks", description=__doc__.replace("``", ""))
-    parser.add_argument("--quick", action="store_true", help="five minutes instead of eighteen, and less exact")
+    parser.add_argument("--quick", action="store_true", help="five minutes instead of fifteen, and less exact")
     parser.add_argument("--only", action="append", choices=list(benchmarks(True)), help="may be given more than once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw an SVG there")
