@@ -40,12 +40,15 @@ class LeaseRenewer(Protocol):
     def unregister(self, lease: Lease) -> bool: ...
     def wake(self, key: str) -> None: ...
     def wake_first(self, key: str) -> None: ...
+    def note_loss(self, lease: Lease) -> None: ...
     def release_in_background(
         self, request: LockRequest, *, cooldown: float = 0.0, on_released: Callable[[], None] | None = None
     ) -> bool: ...
 
 
 RELEASED = State.RELEASED  # an enum takes long to find its members
+TOO_LATE = "its renewal did not succeed in time"
+GONE = "the store no longer knows it: its data was lost, or somebody freed the lock"
 
 
 @answer_other_words
@@ -194,10 +197,7 @@ class Lease(Belief):
             self._extend(sent_at, ttl)
             self._send_in_background(signals.lock_renewed)
         elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
-            if renewed:
-                self._mark_lost("its renewal did not succeed in time")
-            else:
-                self._mark_lost("the store no longer knows it: its data was lost, or somebody freed the lock")
+            self._mark_lost(TOO_LATE if renewed else GONE)
         if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
             self._renewer.release_in_background(self._request, cooldown=self._cooldown)
         if not renewed and not self._ended:
@@ -291,7 +291,7 @@ class Lease(Belief):
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
         self._wake_watchers()
-        self._renewer.wake_first(self._request.key)
+        self._renewer.note_loss(self)
         if log:
             self._log_loss(reason)
         self._note(Event.LOST, reason)

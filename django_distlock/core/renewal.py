@@ -28,7 +28,7 @@ from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .cleaning import Cleaner
 from .events import about_lease, about_request
-from .lease import Lease
+from .lease import GONE, TOO_LATE, Lease
 from .local_queue import LocalQueue
 
 if TYPE_CHECKING:
@@ -113,6 +113,13 @@ class Renewer:
             known = self._leases.pop(token, None)
             self._new.pop(token, None)
             return known is not None
+
+    def note_loss(self, lease: Lease) -> None:
+        """It is lost. Whoever waits for the lock here may look whether it is free."""
+        request = lease._request
+        self.wake_first(request.key)
+        if request.is_unconfirmed or request.in_doubt:  # the store may have it yet, or get a late command for it
+            self.release_in_background(request, cooldown=lease._cooldown)
 
     @property
     def is_cleaning(self) -> bool:
@@ -266,9 +273,7 @@ class Renewer:
                 if known.get(token) is not lease:
                     continue
                 if now >= lease._lost_at:
-                    self._mark_lost(
-                        lease, "its renewal did not succeed in time" if lease._renews else "its TTL ran out"
-                    )
+                    self._mark_lost(lease, TOO_LATE if lease._renews else "its TTL ran out")
                     continue
                 tokens.append(token)
                 if due < moment or lease._long_at < moment:
@@ -312,10 +317,10 @@ class Renewer:
                 failed.add(lease.token)
                 continue
             if not still_held:
-                self._mark_lost(lease, "the store no longer knows it: its data was lost, or somebody freed the lock")
+                self._mark_lost(lease, GONE)
                 continue
             if clock() >= lease._lost_at:
-                if self._mark_lost(lease, "its renewal did not succeed in time"):
+                if self._mark_lost(lease, TOO_LATE):
                     # What was told as lost must not block others for a TTL.
                     self.release_in_background(lease._request, cooldown=lease._cooldown)
                 continue

@@ -84,6 +84,17 @@ class TestLostReplies:
         calls(handle).release()
         assert store.keys("lock:*") == []
 
+    def test_of_acquire_before_the_lease_was_lost(self, proxied, proxy, calls, store):
+        """S4: the first command may still arrive, and the lock is free by then."""
+        handle = lock("name", ttl=60)
+        proxy.cut_reply(ACQUIRE.sha)
+        assert calls(handle).acquire()
+        lease = handle.lease
+        assert lock("name").force_release()
+        with pytest.raises(LockLost):
+            calls(lease).renew()
+        eventually(lambda: store.zscore("lock|x:name", lease.token))  # it is retired
+
     def test_of_release(self, proxied, proxy, calls, store):
         handle = lock("name")
         calls(handle).acquire()
