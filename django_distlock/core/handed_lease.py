@@ -49,3 +49,8 @@ class HandedLease(Lease):
         # If the time is over, a repeated release that finds nothing may not be the reason for that.
         self._request.is_unconfirmed = self._request.is_unconfirmed and clock() >= self._deadline
         return cooldown
+
+    def _mark_lost(self, reason: str, *, log: bool = True) -> None:
+        super()._mark_lost(reason, log=log)
+        if self._request.is_unconfirmed:  # the store may keep it for its TTL
+            self._renewer.release_in_background(self._request)

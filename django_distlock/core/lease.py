@@ -40,7 +40,6 @@ class LeaseRenewer(Protocol):
     def unregister(self, lease: Lease) -> bool: ...
     def wake(self, key: str) -> None: ...
     def wake_first(self, key: str) -> None: ...
-    def note_loss(self, lease: Lease) -> None: ...
     def release_in_background(
         self, request: LockRequest, *, cooldown: float = 0.0, on_released: Callable[[], None] | None = None
     ) -> bool: ...
@@ -198,7 +197,8 @@ class Lease(Belief):
             self._send_in_background(signals.lock_renewed)
         elif self._renewer.unregister(self):  # else it was released or detached meanwhile, or is known to be lost
             self._mark_lost(TOO_LATE if renewed else GONE)
-        if renewed and self._ended is State.LOST:  # it must not block others for a TTL, whoever told that it is lost
+        # It must not block others for a TTL, whoever told that it is lost; nor may a late command of it.
+        if (renewed or self._request.in_doubt) and self._ended is State.LOST:
             self._renewer.release_in_background(self._request, cooldown=self._cooldown)
         if not renewed and not self._ended:
             raise self._lost_error()  # another thread is about to say so
@@ -291,7 +291,7 @@ class Lease(Belief):
         """The lease is over without a release: called once, by whoever dropped it from its renewer."""
         self._ended = State.LOST
         self._wake_watchers()
-        self._renewer.note_loss(self)
+        self._renewer.wake_first(self._request.key)
         if log:
             self._log_loss(reason)
         self._note(Event.LOST, reason)

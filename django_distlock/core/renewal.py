@@ -114,13 +114,6 @@ class Renewer:
             self._new.pop(token, None)
             return known is not None
 
-    def note_loss(self, lease: Lease) -> None:
-        """It is lost. Whoever waits for the lock here may look whether it is free."""
-        request = lease._request
-        self.wake_first(request.key)
-        if request.is_unconfirmed or request.in_doubt:  # the store may have it yet, or get a late command for it
-            self.release_in_background(request, cooldown=lease._cooldown)
-
     @property
     def is_cleaning(self) -> bool:
         """Whether some request is not released yet."""
@@ -317,7 +310,8 @@ class Renewer:
                 failed.add(lease.token)
                 continue
             if not still_held:
-                self._mark_lost(lease, GONE)
+                if self._mark_lost(lease, GONE) and lease._request.in_doubt:
+                    self.release_in_background(lease._request)  # else a late command of it could take the lock
                 continue
             if clock() >= lease._lost_at:
                 if self._mark_lost(lease, TOO_LATE):

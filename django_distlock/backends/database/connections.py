@@ -140,14 +140,14 @@ class Pool:
             if is_posted := bool(libpq and not libpq.has_posted and is_trusted):
                 with wrapper.wrap_database_errors:
                     libpq.post(statement, parameters)
-            self._keep(since, wrapper)
-            return is_posted
         except Error:
             _close(wrapper)
             return False
         except BaseException:
             _close(wrapper)
             raise
+        self._keep(since, wrapper)
+        return is_posted
 
     def time_for_call(self, timeout: float, deadline: float) -> float:
         """Seconds for an answer on an existing connection."""

@@ -45,6 +45,7 @@ class Libpq:
         self._connection.pgconn.flush()  # what does not go at once goes when the answer is read
 
     def read_posted(self) -> None:
+        """Read the answer to the statement that was posted, and prepare the statement if that is due."""
         posted, self._posted = self._posted, None
         assert posted
         self._result()

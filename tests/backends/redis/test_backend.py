@@ -84,15 +84,18 @@ class TestLostReplies:
         calls(handle).release()
         assert store.keys("lock:*") == []
 
-    def test_of_acquire_before_the_lease_was_lost(self, proxied, proxy, calls, store):
+    @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by the renewer"])
+    def test_of_acquire_before_the_lease_was_lost(self, proxied, proxy, calls, store, by_hand):
         """S4: the first command may still arrive, and the lock is free by then."""
-        handle = lock("name", ttl=60)
+        handle = lock("name", ttl=60 if by_hand else 3)
         proxy.cut_reply(ACQUIRE.sha)
         assert calls(handle).acquire()
         lease = handle.lease
         assert lock("name").force_release()
-        with pytest.raises(LockLost):
-            calls(lease).renew()
+        if by_hand:
+            with pytest.raises(LockLost):
+                calls(lease).renew()
+        assert lease.wait_lost(PATIENCE)
         eventually(lambda: store.zscore("lock|x:name", lease.token))  # it is retired
 
     def test_of_release(self, proxied, proxy, calls, store):
