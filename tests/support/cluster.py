@@ -158,11 +158,19 @@ class Cluster:
 
     def owner(self, slot: int) -> Node:
         """As the first node that answers sees it."""
-        asked = next(node for node in self.nodes if node.process.poll() is None and not node.is_stopped)
-        for first, last, primary, *_ in asked.cluster("SLOTS"):
+        for first, last, port in self._owned():
             if first <= slot <= last:
-                return self.at(primary[1])
+                return self.at(port)
         raise LookupError(f"nobody owns slot {slot}")
+
+    def has_known_owners(self) -> bool:
+        """Whether the first node that answers knows of the last failover."""
+        return {port for _, _, port in self._owned()} == {node.port for node in self.primaries}
+
+    def _owned(self) -> list[tuple[int, int, int]]:
+        """The first and the last slot of each range, and the port of its primary."""
+        asked = next(node for node in self.nodes if node.process.poll() is None and not node.is_stopped)
+        return [(first, last, primary[1]) for first, last, primary, *_ in asked.cluster("SLOTS")]
 
     def at(self, port: int) -> Node:
         return next(node for node in self.nodes if node.port == port)
@@ -288,6 +296,7 @@ class Cluster:
 
 def names_on(cluster, backend, each=1):
     """Names of locks, so many on each primary."""
+    eventually(cluster.has_known_owners)
     found = {node.port: [] for node in cluster.primaries}
     number = 0
     while any(len(names) < each for names in found.values()):
