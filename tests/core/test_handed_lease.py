@@ -13,6 +13,7 @@ from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.client import AsyncClient, Client
 from django_distlock.backends.redis.operations import RENEW, RENEW_SLOT
 from django_distlock.core.handed_lease import HandedLease
+from django_distlock.core.holds import ResponseRetainer
 from django_distlock.core.lease import Lease
 from django_distlock.signals import lock_lost
 from django_distlock.types import Grant, LockInfo
@@ -241,6 +242,17 @@ class TestBelief:
         eventually(lambda: not lease.is_held)
         eventually(lambda: lease.is_held)
         assert lease.remaining > 1
+
+    def test_of_what_a_response_keeps_is_for_the_ttl_that_the_store_was_asked_for(self, store, waiting, monkeypatch):
+        """Else the store would keep it beyond its end. Only later renewals are bounded by RESPONSE_MAX_HOLD."""
+        monkeypatch.setattr(Timing, "confirmed_after", 0.5)
+        monkeypatch.setattr(locks["default"], "response_max_hold", 5.0)
+        waiter, lease = handed(store, waiting, ttl=60)
+        retainer = ResponseRetainer(lease)
+        waiter.leaves()
+        eventually(lambda: lease.remaining > 50)
+        retainer.release()
+        assert not store.exists("lock:name")
 
     def test_of_what_somebody_freed_ends_soon(self, store, waiting):
         told = []

@@ -131,10 +131,9 @@ class Pool:
         False: none was used lately, or the answer to another one is still to be read there, or it failed.
         """
         fork.notice()
-        try:
-            since, wrapper = self._idle.pop()
-        except IndexError:
+        if (idle := self._pop_latest()) is None:
             return False
+        since, wrapper = idle
         try:
             libpq, is_trusted = wrapper.libpq, clock() - since < self.timing.idle_trusted
             if is_posted := bool(libpq and not libpq.has_posted and is_trusted):
@@ -254,12 +253,8 @@ class Pool:
         return isinstance(error, OperationalError | InterfaceError) and self.file is None and not is_final(error)
 
     def _take_idle(self, deadline: float) -> Wrapper | None:
-        while True:
-            with self._guard:
-                try:
-                    since, wrapper = self._idle.pop()
-                except IndexError:
-                    return None
+        while (idle := self._pop_latest()) is not None:
+            since, wrapper = idle
             try:
                 if not self._is_old(since, wrapper) and self._is_usable(wrapper, since, deadline):
                     return wrapper
@@ -267,6 +262,15 @@ class Pool:
                 _close(wrapper)
                 raise
             _close(wrapper)
+        return None
+
+    def _pop_latest(self) -> tuple[float, Wrapper] | None:
+        """The idle connection that was used last, and when."""
+        with self._guard:
+            try:
+                return self._idle.pop()
+            except IndexError:  # also if a signal handler has just taken it
+                return None
 
     def _is_old(self, since: float, wrapper: Wrapper) -> bool:
         """``since``: when it was last used, on ``clock()``."""

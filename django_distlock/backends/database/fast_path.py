@@ -226,8 +226,8 @@ class FastPath:
         begin = token_at - 2 * DIGITS
         place, now = int(waiters[begin : begin + DIGITS]), int(waiters[begin + DIGITS : token_at])
         # The first that is alive: nobody tells it of those before it that are not.
-        seen = [int(waiters[at + DIGITS : at + 2 * DIGITS]) for at in range(0, begin, RECORD_LENGTH)]
-        is_first = all(moment <= now - self._waiter_ttl for moment in seen)
+        ends = now - self._waiter_ttl
+        is_first = all(int(waiters[at + DIGITS : at + 2 * DIGITS]) <= ends for at in range(0, begin, RECORD_LENGTH))
         return AcquireResult(False, fence, holding, state, remaining, holder, place, is_first)
 
     @property

@@ -66,7 +66,7 @@ def test_a_lease_is_there_afterwards(postgres, postgres_locks, prepare, round_nu
 @pytest.mark.parametrize("round_number", range(ROUNDS))
 def test_who_has_it_by_the_message_alone_is_alone(postgres, postgres_locks, settings, way, round_number):
     settings.DISTRIBUTED_LOCKS = dict.fromkeys(("default", "other"), settings.DISTRIBUTED_LOCKS["default"])
-    before, rival = lock("name", using="other", ttl=5), lock("name", using="other")
+    before, rival = lock("name", using="other", ttl=60), lock("name", using="other")
     assert before.acquire()
     waiter = Waiter(way, ttl=60, on_lost="log")
     eventually(lambda: locks["other"].count_waiters(["name"]) == [1])
@@ -78,6 +78,7 @@ def test_who_has_it_by_the_message_alone_is_alone(postgres, postgres_locks, sett
         assert not rival.acquire(blocking=False)
     eventually(lambda: lease.state in (State.HELD, State.LOST))
     waiter.leaves()
+    rival.force_release()  # what the crash has brought back
     with lock("name", using="other", wait=PATIENCE) as following:
         assert following.fence > lease.fence
 

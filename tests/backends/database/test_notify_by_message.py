@@ -21,7 +21,8 @@ from django_distlock.backends.database.operations import Operations
 from django_distlock.backends.database.sql import CHANNEL, Statements
 from django_distlock.core.handed_lease import HandedLease
 from django_distlock.core.lease import Lease
-from tests.support.databases import TABLE, row_key
+from django_distlock.utils.clock import clock
+from tests.support.databases import TABLE, end_sessions, row_key
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE, aeventually, eventually, lock_request
 from tests.support.waiting import waiters_of
@@ -148,6 +149,38 @@ class TestTaken:
         """After a crash, the next one would get the same."""
         _, lease = hand_over(waiting, before=lambda: put(fence=row().fence + 3600 * 1_000_000))
         assert type(lease) is Lease
+
+
+class TestPlaced:
+    """A waiter goes by a message only while its question for a place is its last one, and was answered."""
+
+    @pytest.fixture
+    def asking(self, backends):
+        """A request that may go by the message, while another one has the lock."""
+        backend, before, request = backends["default"], lock_request("name", ttl=60), lock_request("name", ttl=60)
+        backend.acquire(before, queue=False)
+        request.takes_by_message = True
+        yield request
+        for one in (request, before):
+            backend.release(one)
+
+    def test_by_its_question(self, backends, asking):
+        began = clock()
+        backends["default"].acquire(asking, queue=True)
+        assert began <= asking.placed_at <= clock()
+
+    def test_not_after_a_look(self, backends, asking):
+        for _ in range(2):
+            backends["default"].acquire(asking, queue=True)
+        assert asking.place
+        assert asking.placed_at < 0
+
+    def test_not_by_a_question_that_was_repeated(self, backends, asking):
+        end_sessions()
+        backends["default"].acquire(asking, queue=True)
+        assert asking.place
+        assert asking.in_doubt
+        assert asking.placed_at < 0
 
 
 class TestUnconfirmed:
@@ -294,15 +327,19 @@ class TestACrash:
         assert backend.release(request)
         assert backend.look(["name"]) == [[]]
 
+    def test_a_repeated_release_is_no_reason_for_the_loss_of_an_unconfirmed_lease(self, backends):
+        backend, request, over = backends["default"], lock_request("name", ttl=60), lock_request("name", ttl=60)
+        backend.acquire(request, queue=False)
+        over.is_unconfirmed = True
+        end_sessions()
+        assert not backend.release(over)
+        assert backend.release(request)
+
     def test_a_release_that_was_repeated_leaves_the_lock_taken_for_as_long_as_a_waiter_may_believe(self, backends):
         """The first attempt may have handed the lock over, before the crash brought the lease back."""
         backend, request = backends["default"], lock_request("name", ttl=60)
         backend.acquire(request, queue=False)
-        with connections["locks"].cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-            )
+        end_sessions()
         assert backend.release(request)
         [[info]] = backend.look(["name"])
         assert info.resting
