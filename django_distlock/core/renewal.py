@@ -10,7 +10,6 @@ drives them.
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -28,6 +27,7 @@ from ..utils.drive import Call, Steps, drive
 from ..utils.threads import Worker
 from .cleaning import Cleaner
 from .events import about_lease, about_request
+from .known_leases import KnownLeases
 from .lease import GONE, TOO_LATE, Lease
 from .local_queue import LocalQueue
 
@@ -51,68 +51,32 @@ class Group(NamedTuple):
     tokens: list[str]  # so that nothing keeps a lease that has ended
 
 
-class Renewer:
+class Renewer(KnownLeases):
     """Keeps the leases of one backend.
 
     A lease is renewed when a third of its TTL has passed. Those that are due soon go with it, many in one round trip.
     """
 
     def __init__(self, backend: BaseLockBackend, queue: LocalQueue, journal: JournalWriter | None = None) -> None:
+        super().__init__()
         self._backend = backend
         self._queue = queue
         self.journal = journal
         self.wake, self.wake_first = queue.wake, queue.wake_first
         self._pid = fork.pid()
-        self._guard = threading.RLock()
-        self._leases: dict[str, Lease] = {}
-        self._by_lock: dict[str, tuple[Lease, ...]] = {}  # by the ``key`` of their requests, the last one at the end
-        self._new: dict[str, Lease] = {}  # most end before the thread wakes and puts them into the order
         self._order: list[Group] = []  # a heap
         self._ordered = 0  # tokens in it, of leases that have ended, too
         self._waiting: dict[str, Lease] = {}  # taken from the order, because they are to be renewed
         self._unknown: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
         self._lost: list[tuple[Lease, str]] = []
-        self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._leases))
+        self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._leases or self._new))
         self._cleaner = Cleaner(backend, queue)
 
     def register(self, lease: Lease) -> None:
-        key = lease._request.key
-        with self._guard:  # another one of the same lock may come or end meanwhile, or this one run out
-            self._leases[lease.token] = self._new[lease.token] = lease
-            self._by_lock[key] = (*self._by_lock.get(key, ()), lease)
+        self._new[lease] = None
         wakes_at = self._worker.wakes_at
         if lease._due < wakes_at or lease._long_at < wakes_at:
             self._worker.nudge(min(lease._due, lease._long_at))
-
-    def leases(self) -> list[Lease]:
-        return list(self._leases.values())
-
-    def get(self, token: str) -> Lease | None:
-        return self._leases.get(token)
-
-    def template_of(self, token: str) -> str:
-        """Of a lease that this process holds; "" for one of another."""
-        return lease.template if (lease := self._leases.get(token)) else ""
-
-    def of_lock(self, key: str) -> Sequence[Lease]:
-        """Those of one lock, the last one at the end."""
-        return self._by_lock.get(key, ())
-
-    def unregister(self, lease: Lease) -> bool:
-        """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
-        token, key = lease.token, lease._request.key
-        with self._guard:  # of two who end it, one could have it adopted before the other takes what has its token then
-            if self._leases.get(token) is not lease:
-                return False  # also where it was detached and adopted again: its token is that of another lease now
-            of_lock = self._by_lock.get(key)
-            if of_lock == (lease,):
-                self._by_lock.pop(key, None)
-            elif of_lock:
-                self._by_lock[key] = tuple(one for one in of_lock if one is not lease)
-            # In this order: an interrupt in between leaves nothing behind that nobody looks at.
-            known = self._leases.pop(token, None)
-            self._new.pop(token, None)
-            return known is not None
 
     @property
     def is_cleaning(self) -> bool:
@@ -175,9 +139,7 @@ class Renewer:
 
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
-        self._guard = threading.RLock()  # another thread may have been inside
-        for known in (self._leases, self._by_lock, self._new):
-            known.clear()
+        self._forget_all()
         self._order_anew()
         self._cleaner.forget()
 
@@ -218,8 +180,9 @@ class Renewer:
         """Let wait for their renewal what is due; what nearly is goes with others that wait or are looked at now."""
         if self._ordered > 2 * len(self._leases) + GROUP:
             self._order_anew()
+        self._take_in()
         # What is taken, and no other lease that has the same token by then: it was adopted meanwhile.
-        self._put_back([lease for token in list(self._new) if (lease := self._new.pop(token, None))])
+        self._put_back([lease for token in list(self._unordered) if (lease := self._unordered.pop(token, None))])
         now, order, leases = clock(), self._order, self._leases
         later, late, long_ones, is_due = [], [], [], bool(self._waiting)
         while order and (order[0].moment <= now or (is_due and order[0].is_soon_from <= now)):
@@ -253,7 +216,7 @@ class Renewer:
         self._order.clear()
         self._waiting.clear()
         self._ordered = 0
-        self._new.update(self._leases)
+        self._unordered.update(self._leases)
 
     def _put_back(self, leases: Sequence[Lease]) -> None:
         """Into the order, but for those that are over."""

@@ -52,6 +52,7 @@ THROUGH_OTHERS = [
     ("django_tasks.queues", "django_tasks/test_unique_tasks", "what unique tasks need of a backend"),
     ("core.busy", "core/test_lock", "what errors and signals tell of a busy lock"),
     ("core.dropped", "core/test_lock", "handles go away"),
+    ("core.known_leases", "core/test_renewal", "the renewer knows them"),
     ("core.own_leases", "core/test_lock_slots", "which of several leases is entered again"),
     ("core.detached", "core/test_adoption", "a text is written to be adopted"),
     ("decorators.key", "decorators/test_decorators", "names are seen by what is locked"),

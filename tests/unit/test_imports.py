@@ -23,7 +23,7 @@ GROUP = {"core": ["group"]}
 DECORATORS = {"": ["decorators"], "decorators": ["answers", "http", "key", "task_context", "wrapper"], **GROUP}
 SERVER = {
     "": ["backends", "grants", "runs"],
-    "core": ["cleaning", "local_queue", "renewal", "service"],
+    "core": ["cleaning", "known_leases", "local_queue", "renewal", "service"],
     "backends": ["base", "common", "optional", "redis", "twins"],
     "backends.common": [
         "attempts", "backoff", "breaker", "by_message", "key_prefix", "per_loop", "permits", "readers", "selftest",

@@ -31,7 +31,7 @@ def _redis(*names: str) -> tuple[str, ...]:
 SHARES = {
     "memory": (
         Share(7, ("memory", "redis"), tuple(f"core/{name}.py" for name in (
-            "acquire", "adoption", "holds", "lease", "local_queue", "lock", "renewal", "transactions",
+            "acquire", "adoption", "holds", "known_leases", "lease", "local_queue", "lock", "renewal", "transactions",
         ))),
         Share(3, ("memory", "postgresql"), ("backends/locmem.py", "backends/common/state.py")),
     ),
