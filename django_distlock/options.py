@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from .exceptions import LockLost
 from .types import MOST_SLOTS
@@ -113,8 +113,11 @@ def check_ttl(ttl: object) -> float:
 HAS_KEY = "key"  # the entry of an alias in the settings may set the option, under its name in capitals
 
 
-class _Terms(NamedTuple):
-    """Each option with its type, its check, and whether it has a key. To make a dataclass would take longer."""
+class Terms:
+    """The final options of a lock, with their names, defaults and checks. ``lock()`` explains them.
+
+    Each has its type, its check, and whether it has a key. No named tuple, which takes longer to read.
+    """
 
     ttl: Annotated[float, TTL, HAS_KEY] = 30.0
     wait: Annotated[
@@ -161,39 +164,40 @@ class _Terms(NamedTuple):
     ] = "raise"  # fmt: skip
     label: Annotated[str, _label] = ""
 
-
-_CHECKS: dict[str, Check] = {name: hint.__metadata__[0] for name, hint in _Terms.__annotations__.items()}
-OPTION_KEYS = tuple(name.upper() for name, hint in _Terms.__annotations__.items() if HAS_KEY in hint.__metadata__)
-
-
-class Terms(_Terms):
-    """The final options of a lock, with their names, defaults and checks. ``lock()`` explains them."""
-
-    __slots__ = ()
-
-    def __new__(cls, *values: Any, **named: Any) -> Self:  # values: of copy and pickle
-        given = _Terms(*values, **named)
-        terms = cls._make(check(name, value) for (name, check), value in zip(_CHECKS.items(), given, strict=True))
-        if terms.slots > 1 and terms.reentrant:
+    def __init__(self, **given: Any) -> None:
+        if unknown := given.keys() - _CHECKS:
+            raise TypeError(f"Terms have no {', '.join(map(repr, sorted(unknown)))}.")
+        for name, check in _CHECKS.items():
+            setattr(self, name, check(name, given.get(name, getattr(Terms, name))))
+        if self.slots > 1 and self.reentrant:
             raise ValueError(
                 "reentrant=True is for locks with one slot: a holder of one of several slots that asks again gets"
                 " another slot. Call the inner code without the lock."
             )
-        return terms
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Terms) and self.as_dict() == other.as_dict()
 
     @property
     def has_needless_ttl(self) -> bool:
         return self.renew and self.ttl > NEEDLESS_TTL
 
-    def _replace(self, **options: Any) -> Self:
-        """Returns other terms, which are checked, too."""
-        return type(self)(**{**self._asdict(), **options})
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _CHECKS}
 
-    __replace__ = _replace  # for copy.replace() of Python 3.13
+    def replace(self, **options: Any) -> Self:
+        """Returns other terms, which are checked, too."""
+        return type(self)(**{**self.as_dict(), **options})
+
+    __replace__ = replace  # for copy.replace() of Python 3.13
 
     def elsewhere(self) -> dict[str, Any]:
         """Returns the options for another process, which does not have the callable ``on_lost`` of this one."""
-        return {**self._asdict(), "on_lost": "raise" if callable(self.on_lost) else self.on_lost}
+        return {**self.as_dict(), "on_lost": "raise" if callable(self.on_lost) else self.on_lost}
+
+
+_CHECKS: dict[str, Check] = {name: hint.__metadata__[0] for name, hint in Terms.__annotations__.items()}
+OPTION_KEYS = tuple(name.upper() for name, hint in Terms.__annotations__.items() if HAS_KEY in hint.__metadata__)
 
 
 class CommonOptions(TypedDict, total=False):
@@ -249,7 +253,7 @@ class Options:
     def terms(self, defaults: Terms) -> Terms:
         last = self._last  # read once: another thread may set it meanwhile
         if last is None or last[0] is not defaults:
-            self._last = last = defaults, defaults._replace(**self.given)
+            self._last = last = defaults, defaults.replace(**self.given)
         return last[1]
 
 

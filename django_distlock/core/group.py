@@ -401,7 +401,7 @@ def _came_too_late(acquisition: Acquisition, grant: Grant) -> bool:
 def _leave(acquisition: Acquisition) -> None:
     """Its caller does not continue with the lease, so it is not kept for its min_hold."""
     if lease := acquisition.lease:
-        lease._terms = lease._terms._replace(min_hold=0.0)
+        lease._terms = lease._terms.replace(min_hold=0.0)
     if acquisition._hold:
         with suppress(NothingToLeave):
             acquisition._holds.leave(acquisition._hold, BY_WITH)
@@ -414,7 +414,7 @@ def _send(signal: Signal, acquisition: Acquisition, error: LockBackendError | No
 
 def _options_of(handle: Lock) -> Terms:
     """The options that one lease has."""
-    return handle._options.own._replace(wait=None, label="")
+    return handle._options.own.replace(wait=None, label="")
 
 
 def identity_of(backend: BaseLockBackend) -> str:

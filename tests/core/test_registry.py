@@ -79,7 +79,7 @@ class TestAliases:
 
 def test_there_is_one_list_of_options():
     """In the documentation, and for type checkers, which cannot read it."""
-    names = [*Terms._fields]
+    names = [*Terms().as_dict()]
     hints = get_type_hints(Terms)
     seconds = {name for name in names if float in (hints[name], *get_args(hints[name]))}
     given = {name: hints[name] | timedelta if name in seconds else hints[name] for name in names}
@@ -94,15 +94,15 @@ def test_there_is_one_list_of_options():
 class TestTerms:
     def test_those_with_another_value_are_checked(self):
         terms = Terms(ttl=timedelta(seconds=5), slots=3)
-        assert (terms.ttl, terms.slots, terms._replace(ttl=timedelta(seconds=7)).ttl) == (5.0, 3, 7.0)
+        assert (terms.ttl, terms.slots, terms.replace(ttl=timedelta(seconds=7)).ttl) == (5.0, 3, 7.0)
         with pytest.raises(ValueError, match="ttl is 'soon'"):
-            terms._replace(ttl="soon")
+            terms.replace(ttl="soon")
         with pytest.raises(ValueError, match="reentrant=True is for locks with one slot"):
-            terms._replace(reentrant=True)
+            terms.replace(reentrant=True)
         with pytest.raises(TypeError, match="'timeout'"):
-            terms._replace(timeout=3)
+            terms.replace(timeout=3)
         with pytest.raises(ValueError, match="ttl is 'soon'"):
-            getattr(copy, "replace", Terms._replace)(terms, ttl="soon")  # of Python 3.13
+            getattr(copy, "replace", Terms.replace)(terms, ttl="soon")  # of Python 3.13
 
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
     def test_copies_are_the_same(self, copied):

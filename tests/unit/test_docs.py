@@ -84,7 +84,7 @@ def test_settings_are_told_with_their_defaults() -> None:
     """What the page says is what the code does: no key or option is forgotten there, or told that does not exist."""
     page = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", page, re.MULTILINE))
-    terms = Terms()._asdict()
+    terms = Terms().as_dict()
     assert {key for key in told if key.isupper()} - {*BEAT_KEYS} == set(KEYS)
     assert {option for option in told if option.islower()} <= {*RedisBackend.options, *RedisClusterBackend.options}
     assert {key: ast.literal_eval(told[key]) for key in OPTION_KEYS} == {key: terms[key.lower()] for key in OPTION_KEYS}
@@ -99,7 +99,7 @@ def test_sentences_on_settings_name_all_keys() -> None:
     assert re.findall(r"`(\w+)`", keys) == [*OPTION_KEYS]
     assert re.findall(r"`([a-z_]+)`", options) == [key.lower() for key in OPTION_KEYS]
     [without_key] = re.findall(r"^The other options of `lock\(\)` have no key here: ([^.]*)", page, re.MULTILINE)
-    assert {*re.findall(r"`([a-z_]+)`", without_key)} == {*Terms._fields} - {key.lower() for key in OPTION_KEYS}
+    assert {*re.findall(r"`([a-z_]+)`", without_key)} == {*Terms().as_dict()} - {key.lower() for key in OPTION_KEYS}
     [checked] = re.findall(r"^\| a bad (.*) \| `… is not usable", page, re.MULTILINE)
     assert re.findall(r"`(\w+)`", checked) == [*OPTION_KEYS, "LONG_HELD", "RESPONSE_MAX_HOLD"]
 

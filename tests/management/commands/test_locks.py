@@ -442,7 +442,7 @@ def test_check_of_a_backend_that_takes_seconds(locmem_locks, monkeypatch):
     for module in ("locmem", "common.selftest"):
         monkeypatch.setattr(f"django_distlock.backends.{module}.clock", lambda: now[0])
     assert "A lock was taken, waited for, renewed, listed and released." in said("check")
-    locmem_locks.terms = locmem_locks.terms._replace(ttl=9.0)
+    locmem_locks.terms = locmem_locks.terms.replace(ttl=9.0)
     assert "s, for which a lock with the TTL of 9 s is not kept." in said("check", code=1)
 
 
