@@ -114,7 +114,8 @@ def fixed_name(name: str) -> str:
 
 def own_name(template: str, *values: object) -> str:
     """Returns the name of one of the package's own locks. ``values`` fill the template's fields."""
-    return check_name(OWN + parse(template).fill(_by_position(template, values)), own=True)
+    parsed = parse(template)
+    return check_name(OWN + parsed.fill(parsed.by_position(values)), own=True)
 
 
 def _too_long(text: str) -> UnusableLockName:
@@ -138,21 +139,8 @@ def render(template: str, values: tuple[object, ...]) -> str:
     """Fill ``{}`` or ``{0}`` fields by position. Without values, the text itself is the name."""
     if not values or not isinstance(template, str):
         return fixed_name(template)
-    return check_name(parse(template).fill(_by_position(template, values)))
-
-
-def _by_position(template: str, values: tuple[object, ...]) -> Mapping[str, object]:
     parsed = parse(template)
-    if len(values) == len(parsed.positions) and parsed.is_by_position:
-        return dict(zip(parsed.positions, values, strict=True))
-    if named := [name for name in parsed.arguments if not name.isdecimal()]:
-        raise InvalidLockName(
-            f'The template {template!r} asks for {named[0]!r}; lock() fills fields by position: lock("order:{{}}", pk).'
-        )
-    raise InvalidLockName(
-        f"The template {template!r} has {len(parsed.positions)} field(s) and was given {len(values)} value(s)."
-        " Each value needs a field of its own."
-    )
+    return check_name(parsed.fill(parsed.by_position(values)))
 
 
 @lru_cache(maxsize=512)
@@ -233,6 +221,20 @@ class Template:
                 yield usable[0]
             between = ""
 
+    def by_position(self, values: tuple[object, ...]) -> Mapping[str, object]:
+        """Returns the values by the numbers of their fields. Raises InvalidLockName if they do not fill them."""
+        if self.is_by_position and len(values) == len(self.positions):
+            return dict(zip(self.positions, values, strict=True))
+        if named := [name for name in self.arguments if not name.isdecimal()]:
+            raise InvalidLockName(
+                f"The template {self.text!r} asks for {named[0]!r}; lock() fills fields by position:"
+                ' lock("order:{}", pk).'
+            )
+        raise InvalidLockName(
+            f"The template {self.text!r} has {len(self.positions)} field(s) and was given {len(values)} value(s)."
+            " Each value needs a field of its own."
+        )
+
     def fill(self, arguments: Mapping[str, object]) -> str:
         """Returns the template filled with its values. Raises InvalidLockName for a value that identifies nothing."""
         name = []
@@ -242,7 +244,8 @@ class Template:
                 value = self._text_of(field, arguments)
                 if len(value) > LONGEST_ACCEPTED:  # before the work of escaping it
                     raise _too_long(value)
-                name.append(self._escape.sub(_percent, value))
+                is_number = value.isdecimal() and value.isascii()  # most are; their digits stand in escapes, too
+                name.append(value if is_number else self._escape.sub(_percent, value))
         return "".join(name)
 
     def _text_of(self, field: str, arguments: Mapping[str, object]) -> str:

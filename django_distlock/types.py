@@ -23,13 +23,14 @@ from .utils.clock import clock, wall_clock
 from .utils.text import bounded, printable
 from .utils.wakeup import WakeEvent
 
-TOKEN_LENGTH = 26
+TOKEN_BYTES = 13
+TOKEN_LENGTH = 2 * TOKEN_BYTES
 NOT_WAITING = 0.0  # the deadline of a caller that does not wait for a lock: it adopts, releases, renews or looks
 
 
 def new_token() -> str:
     """Returns 104 random bits from the system as hexadecimal digits. So tokens never repeat, not even after a fork."""
-    return os.urandom(TOKEN_LENGTH // 2).hex()
+    return os.urandom(TOKEN_BYTES).hex()
 
 
 def digest(token: str) -> str:
@@ -79,13 +80,9 @@ def _here(pid: int, thread: str, label: str) -> tuple[str, int, str, str]:
 
 
 @lru_cache(maxsize=256)
-def _before_time(host: str, pid: int, thread: str, label: str) -> str:
-    return f"[{_encode(host)},{pid},{_encode(thread)},{_encode(label)}"
-
-
-@lru_cache(maxsize=256)
-def _behind_time(message: str, slots: int) -> str:
-    return f",{_encode(message)},{slots}]" if slots > 1 else f",{_encode(message)}]" if message else "]"
+def _around_time(host: str, pid: int, thread: str, label: str, message: str, slots: int) -> tuple[str, str]:
+    before = f"[{_encode(host)},{pid},{_encode(thread)},{_encode(label)}"
+    return before, f",{_encode(message)},{slots}]" if slots > 1 else f",{_encode(message)}]" if message else "]"
 
 
 MOST_SLOTS = 1000  # the largest number of slots of one lock
@@ -141,7 +138,8 @@ class Holder(_HolderFields):
     def to_text(self) -> str:
         """Returns the text that stores keep."""
         host, pid, thread, label, since, message, slots = self
-        return f"{_before_time(host, pid, thread, label)},{since:.3f}{_behind_time(message, slots)}"
+        before, behind = _around_time(host, pid, thread, label, message, slots)
+        return f"{before},{since:.3f}{behind}"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -218,10 +216,11 @@ class LockRequest:
     in_doubt: bool
     inbox: str
     place: str
+    slots: int
+    is_offer: bool
     # Most requests are granted at once, and have nothing of their own but these.
     prefix: str = ""
     template: str = ""
-    slots: int = 1
     slot: int = 1
     max_waiters: int = 0
     waits: bool = False
@@ -232,7 +231,6 @@ class LockRequest:
     min_hold: float = 0.0
     asking: bool = False  # from an attempt until it waits again; it never inherits then
     is_inherited: bool = False
-    is_offer: bool = False
     takes_by_message: bool = False
     placed_at: float = -inf
     handed: tuple[int, int] | None = None
@@ -246,7 +244,7 @@ class LockRequest:
         self.ttl = ttl
         self.holder = holder
         self.token = token or new_token()
-        self.in_doubt, self.inbox, self.place = False, "", ""
+        self.in_doubt, self.inbox, self.place, self.slots, self.is_offer = False, "", "", 1, False
         if more:
             if unknown := more.keys() - LockRequest.__annotations__:
                 raise TypeError(f"A request has no {', '.join(sorted(unknown))}.")

@@ -40,9 +40,7 @@ TRANSACTIONS_TIMEOUT = 1.0  # seconds for the calling thread to name its open tr
 
 @cache
 def _lease_class(grant_class: type[Grant]) -> type[Lease]:
-    """The class of leases for grants of this class. Few processes need others than ``Lease``."""
-    if grant_class is Grant:
-        return Lease
+    """The class of leases for grants of this class. Few processes need another than ``Lease``."""
     from ..grants import HandedGrant, SessionGrant
     from .handed_lease import HandedLease
     from .session_lease import SessionLease
@@ -112,7 +110,7 @@ class Acquisition(OwnLeases):
         self._refuse_transactions()
         if self._terms.slots > 1 and (pending := self._pending_lease()):
             return pending
-        if self.outage_pauses or not self._take_turn(clock()):
+        if self.outage_pauses or not self._take_turn(self._began):
             return self._refusal
         try:
             answer = self.backend.acquire(self.request, queue=self._wants_place)
@@ -342,7 +340,7 @@ class Acquisition(OwnLeases):
         if self._is_in_line:
             service.queue.leave(request)
             self._is_in_line = False
-        new_lease = _lease_class(type(answer))  # type: ignore[arg-type]  # which takes no class to be hashable
+        new_lease = Lease if type(answer) is Grant else _lease_class(type(answer))  # type: ignore[arg-type]
         lease = new_lease(self.backend, request, answer, self._terms, service.renewer, self._execution)
         if lease._granted_clock < lease._deadline:
             self.grant = answer

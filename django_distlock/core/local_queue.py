@@ -136,12 +136,13 @@ class LocalQueue:
         with self._guard:
             line = self._lines[request.key]
             line.remove(request)
-            first = self._first_responsive(line) if line else None
             if not line:
                 self._drop(request.key, line)
-            elif not request.waits:
+                return
+            first = self._first_responsive(line)
+            if not request.waits:
                 self._count_anew(line)
-        if first and first.slots > 1:
+        if first.slots > 1:
             first.event.set()
 
     def give_up(self, request: LockRequest, *, again: bool = False) -> None:

@@ -114,8 +114,6 @@ class Lock:
     """
 
     _made_at = -1  # the instruction of the caller that made it, until it is used
-    _template = ""  # of a name with values
-    _prefix = ""  # the answer of a callable KEY_PREFIX, for the lock of a LockInfo
 
     def __init__(
         self,
@@ -128,13 +126,10 @@ class Lock:
         template: str = "",
         prefix: str = "",
     ) -> None:
-        if prefix:
-            self._prefix = prefix
-        if template:
-            self._template = template
-        self._holds = Holds()
+        """``template``: of a name with values. ``prefix``: of a LockInfo, where KEY_PREFIX is a callable."""
         self.name, self.using, self.label = name, using, label
         self._options, self._message, self._caller = options, message, caller
+        self._template, self._prefix, self._holds = template, prefix, Holds()
 
     def acquire(self, blocking: bool = True, timeout: float | timedelta = -1) -> bool:
         """Return True if the lock is now held, False if it stayed busy.

@@ -83,12 +83,13 @@ class RedisPyExchange:
 
 def _send(sock: Any, packed: bytes) -> None:
     """As ``sendall()``, which asks the system before each send whether it may send."""
-    sent = 0
-    if type(sock) is socket.socket and os.name == "posix":  # not with TLS
-        try:
-            sent = os.write(sock.fileno(), packed)
-        except BlockingIOError:  # a socket with a timeout does not block; then sendall() waits
-            sent = 0
+    if type(sock) is not socket.socket or os.name != "posix":  # TLS
+        sock.sendall(packed)
+        return
+    try:
+        sent = os.write(sock.fileno(), packed)
+    except BlockingIOError:  # a socket with a timeout does not block; then sendall() waits
+        sent = 0
     if sent < len(packed):
         sock.sendall(packed[sent:])
 

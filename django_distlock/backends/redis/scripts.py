@@ -24,7 +24,7 @@ def pack_parts(*parts: str | bytes | int) -> str:
     """Parts of a command, as a text that is sent in UTF-8."""
     each = []
     for part in parts:
-        text = part.decode() if isinstance(part, bytes) else str(part)
+        text = part if type(part) is str else part.decode() if isinstance(part, bytes) else str(part)
         length = len(text) if text.isascii() else len(text.encode())
         each.append(f"${length}\r\n{text}\r\n")
     return "".join(each)
