@@ -178,6 +178,9 @@ class Terms:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Terms) and self.as_dict() == other.as_dict()
 
+    def __repr__(self) -> str:
+        return f"Terms({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
+
     @property
     def has_needless_ttl(self) -> bool:
         return self.renew and self.ttl > NEEDLESS_TTL

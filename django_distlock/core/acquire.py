@@ -110,7 +110,7 @@ class Acquisition(OwnLeases):
         self._refuse_transactions()
         if self._terms.slots > 1 and (pending := self._pending_lease()):
             return pending
-        if self.outage_pauses or not self._take_turn(self._began):
+        if self.outage_pauses or not self._take_turn(clock()):
             return self._refusal
         try:
             answer = self.backend.acquire(self.request, queue=self._wants_place)

@@ -11,32 +11,41 @@ from .lease import Lease
 class KnownLeases:
     """Leases, which are found by token and by lock.
 
-    Most leases end before anybody looks for one. So a new one is only noted, in one step. The next look takes it in.
+    Most leases end before anybody looks for one. So a new one is only noted. The next look puts it into the indexes.
+
+    ``_known`` decides. An index may also have leases that have ended, after an interrupt.
+
+    The garbage collector, or a handler of a signal, may look for a lease or end one after any call in here, in the same
+    thread, and a handler may raise. So changes that belong together have no call between them.
     """
 
     def __init__(self) -> None:
-        self._guard = threading.RLock()  # for all but ``_new``; the garbage collector may end a lease inside
-        self._new: dict[Lease, None] = {}  # noted, and not taken in
-        self._leases: dict[str, Lease] = {}  # by token
-        self._by_lock: dict[str, tuple[Lease, ...]] = {}  # by the ``key`` of their requests, the last one at the end
-        self._unordered: dict[str, Lease] = {}  # by token, for the renewer, which looks at them in an order
+        self._guard = threading.RLock()  # of the indexes
+        self._known: dict[Lease, None] = {}
+        self._new: dict[Lease, None] = {}  # of these, those that are in no index yet
+        self._by_token: dict[str, Lease] = {}
+        self._by_lock: dict[str, dict[Lease, None]] = {}  # by the ``key`` of their requests
+        self._unordered: dict[str, Lease] = {}  # by token, those that are not in the order of the renewer yet
 
     def unregister(self, lease: Lease) -> bool:
-        """Renew it no more. True for the one caller that ends the lease; the others must leave it alone."""
-        if self._new.pop(lease, False) is None:
-            return True
-        with self._guard:  # of two who end it, one could have it adopted before the other takes what has its token then
-            if self._leases.get(lease.token) is not lease:
-                return False  # also where it was detached and adopted again: its token is that of another lease now
-            return self._take_out(lease)
+        """Renew it no more. True for the one caller that ends the lease; the others must leave it alone.
+
+        It is also False where the lease was detached and adopted again: its token is that of another lease now.
+        """
+        if self._known.pop(lease, False) is not None:
+            return False
+        if self._new.pop(lease, False) is not None:
+            with self._guard:
+                self._take_out(lease)
+        return True
 
     def leases(self) -> list[Lease]:
-        self._take_in()
-        return list(self._leases.values())
+        return list(self._known)
 
     def get(self, token: str) -> Lease | None:
         self._take_in()
-        return self._leases.get(token)
+        lease = self._by_token.get(token)
+        return lease if lease in self._known else None
 
     def template_of(self, token: str) -> str:
         """Of a lease that this process holds; "" for one of another."""
@@ -45,10 +54,10 @@ class KnownLeases:
     def of_lock(self, key: str) -> Sequence[Lease]:
         """Those of one lock, the last one at the end."""
         self._take_in()
-        return self._by_lock.get(key, ())
+        return [lease for lease in [*self._by_lock.get(key, ())] if lease in self._known]
 
     def _take_in(self) -> None:
-        """The new leases."""
+        """Put the new leases into the indexes."""
         while self._new:
             with self._guard:
                 for lease in list(self._new):
@@ -56,29 +65,28 @@ class KnownLeases:
 
     def _take_in_one(self, lease: Lease) -> None:
         token, key = lease.token, lease._request.key
-        try:
-            self._by_lock[key] = (*self._by_lock.get(key, ()), lease)
-            self._leases[token] = self._unordered[token] = lease
-            del self._new[lease]  # no call, after which a handler of a signal could raise
-        except BaseException as error:
+        if lease in self._known:  # else another lease may have its token
+            self._by_token[token] = self._unordered[token] = lease
+            while lease not in (of_lock := self._by_lock.setdefault(key, {})):  # again if that was taken out meanwhile
+                of_lock[lease] = None
+        self._new.pop(lease, None)
+        if lease not in self._known:  # it has ended meanwhile
             self._take_out(lease)
-            if not isinstance(error, KeyError):  # else another thread has ended it meanwhile
-                raise
 
-    def _take_out(self, lease: Lease) -> bool:
-        """False if it is out. In this order: an interrupt in between leaves nothing behind that nobody looks at."""
+    def _take_out(self, lease: Lease) -> None:
+        """Of the indexes."""
         token, key = lease.token, lease._request.key
-        of_lock = self._by_lock.get(key, ())
-        if of_lock == (lease,):
-            self._by_lock.pop(key, None)
-        elif of_lock:
-            self._by_lock[key] = tuple(one for one in of_lock if one is not lease)
-        known = self._leases.pop(token, None)
-        self._unordered.pop(token, None)
-        return known is not None
+        for index in (self._by_token, self._unordered):
+            if token in index and index[token] is lease:
+                del index[token]
+        of_lock = self._by_lock.get(key, {})
+        of_lock.pop(lease, None)
+        if key in self._by_lock and not self._by_lock[key]:
+            del self._by_lock[key]
 
     def _forget_all(self) -> None:
         """In a forked child: the leases are the parent's."""
         self._guard = threading.RLock()  # another thread may have been inside
-        for known in (self._new, self._leases, self._by_lock, self._unordered):
-            known.clear()
+        self._known.clear()
+        for index in (self._new, self._by_token, self._by_lock, self._unordered):
+            index.clear()

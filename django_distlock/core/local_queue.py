@@ -142,7 +142,7 @@ class LocalQueue:
             first = self._first_responsive(line)
             if not request.waits:
                 self._count_anew(line)
-        if first.slots > 1:
+        if first and first.slots > 1:
             first.event.set()
 
     def give_up(self, request: LockRequest, *, again: bool = False) -> None:
@@ -164,6 +164,8 @@ class LocalQueue:
             if not request.waits:
                 self._count_anew(line)
             first = self._first_responsive(line)
+            if first is None:
+                return
             # A process has one place: so not if the next one has its own place, or is about to leave.
             if request.inbox and not (request.is_inherited or first.inbox or first.in_doubt):
                 follower = next((one for one in line if not (one.asking or one.inbox or one.in_doubt)), None)
@@ -191,11 +193,14 @@ class LocalQueue:
             line = self._lines.get(request.key, ())
             return next((one for one in line if one is not request and one.token == request.token), None)
 
-    def _first_responsive(self, line: list[LockRequest]) -> LockRequest:
-        """Moves unresponsive requests to the end; they keep their places in the store."""
+    def _first_responsive(self, line: list[LockRequest]) -> LockRequest | None:
+        """Moves unresponsive requests to the end; they keep their places in the store.
+
+        None: a finalizer has ended the last one meanwhile.
+        """
         now = clock()
         for _ in range(len(line)):
-            if now - line[0].last_active_at <= self._timing.unresponsive_after:
+            if not line or now - line[0].last_active_at <= self._timing.unresponsive_after:
                 break
             line[:] = line[1:] + line[:1]  # in one step, which no interrupt splits
-        return line[0]
+        return line[0] if line else None

@@ -69,11 +69,11 @@ class Renewer(KnownLeases):
         self._waiting: dict[str, Lease] = {}  # taken from the order, because they are to be renewed
         self._unknown: list[tuple[Lease, object]] = []  # with the reasons, to be logged together
         self._lost: list[tuple[Lease, str]] = []
-        self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._leases or self._new))
+        self._worker = Worker(f"distlock-renewal-{backend.alias}", self.renew, lambda: bool(self._known))
         self._cleaner = Cleaner(backend, queue)
 
     def register(self, lease: Lease) -> None:
-        self._new[lease] = None
+        self._known[lease] = self._new[lease] = None
         wakes_at = self._worker.wakes_at
         if lease._due < wakes_at or lease._long_at < wakes_at:
             self._worker.nudge(min(lease._due, lease._long_at))
@@ -154,7 +154,7 @@ class Renewer(KnownLeases):
         except BaseException:
             self._order_anew()  # what is neither there nor renewed would be lost unnoticed
             raise
-        if not self._leases:
+        if not self._known:
             self._order_anew()
         return self._order[0].moment if self._order else None
 
@@ -178,19 +178,21 @@ class Renewer(KnownLeases):
 
     def _take_due(self, *, warns_if_late: bool = False) -> None:
         """Let wait for their renewal what is due; what nearly is goes with others that wait or are looked at now."""
-        if self._ordered > 2 * len(self._leases) + GROUP:
+        if self._ordered > 2 * len(self._known) + GROUP:
             self._order_anew()
         self._take_in()
-        # What is taken, and no other lease that has the same token by then: it was adopted meanwhile.
-        self._put_back([lease for token in list(self._unordered) if (lease := self._unordered.pop(token, None))])
-        now, order, leases = clock(), self._order, self._leases
+        while self._unordered:
+            # What is taken, and no other lease that has the same token by then: it was adopted meanwhile.
+            self._put_back([lease for token in list(self._unordered) if (lease := self._unordered.pop(token, None))])
+            self._take_in()
+        now, order, known = clock(), self._order, self._known
         later, late, long_ones, is_due = [], [], [], bool(self._waiting)
         while order and (order[0].moment <= now or (is_due and order[0].is_soon_from <= now)):
             group, is_due = heappop(order), True
             self._ordered -= len(group.tokens)
             for token in group.tokens:
-                lease = leases.get(token)
-                if lease is None:
+                lease = self._by_token.get(token)
+                if lease is None or lease not in known:
                     continue
                 due, soon = lease._due, lease.ttl / 6
                 if now > due + soon and lease._renews:
@@ -216,17 +218,17 @@ class Renewer(KnownLeases):
         self._order.clear()
         self._waiting.clear()
         self._ordered = 0
-        self._unordered.update(self._leases)
+        self._unordered.update(self._by_token)
 
     def _put_back(self, leases: Sequence[Lease]) -> None:
         """Into the order, but for those that are over."""
-        now, known, waiting = clock(), self._leases, self._waiting
+        now, known, waiting = clock(), self._known, self._waiting
         for start in range(0, len(leases), GROUP):
             tokens, moment, soon = [], inf, 0.0
             for lease in leases[start : start + GROUP]:
                 token, due = lease.token, lease._due
                 waiting.pop(token, None)
-                if known.get(token) is not lease:
+                if lease not in known:
                     continue
                 if now >= lease._lost_at:
                     self._mark_lost(lease, TOO_LATE if lease._renews else "its TTL ran out")
@@ -241,7 +243,7 @@ class Renewer(KnownLeases):
     def _renew_together(self, leases: Sequence[Lease]) -> Steps[set[str]]:
         """In one round trip. Returns the tokens of those that are not renewed, which wait on."""
         now = clock()
-        live = [lease for lease in leases if now < lease._lost_at and self._leases.get(lease.token) is lease]
+        live = [lease for lease in leases if now < lease._lost_at and lease in self._known]
         failed: set[str] = set()
         if live:
             ttls = [lease._renewal_ttl(now) for lease in live]
@@ -252,7 +254,7 @@ class Renewer(KnownLeases):
                 renewed = yield Call("renew", (wanted,), {"timeout": timeout})
             except LockBackendError as error:
                 for lease in live:
-                    if self._leases.get(lease.token) is lease:
+                    if lease in self._known:
                         self._mark_unknown(lease, error)
                 return {lease.token for lease in live}
             if (took := clock() - now) > timeout / 2:
@@ -266,7 +268,7 @@ class Renewer(KnownLeases):
     ) -> set[str]:
         failed = set()
         for lease, ttl, still_held in zip(leases, ttls, renewed, strict=True):
-            if self._leases.get(lease.token) is not lease:
+            if lease not in self._known:
                 continue  # released or detached meanwhile
             if still_held is None:
                 self._mark_unknown(lease, "too few nodes of the store tell that it stands")

@@ -15,6 +15,7 @@ from django_distlock.core.local_queue import LocalQueue
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 from tests.support.inside import lines_of
+from tests.support.interrupts import at_each_point
 from tests.support.leases import request_of
 from tests.support.tools import PATIENCE, aeventually, backend_on, eventually, lock_request, queue_of
 
@@ -211,3 +212,25 @@ def test_those_with_a_place_are_listed_while_others_come():
         request.inbox = "inbox"
         lines_of(queue)[request.key] = Line([request])
     assert queue.queued() == waiting
+
+
+@pytest.mark.parametrize("leaves", [LocalQueue.leave, LocalQueue.give_up])
+def test_a_finalizer_may_end_the_only_other_waiter_at_each_point(locmem_locks, leaves):
+    def run(name):
+        first, other = lock_request(name, LONG), lock_request(name, LONG)
+        others[:] = [other]
+        for request in (first, other):
+            queue.join(request, clock())
+        try:
+            leaves(queue, first)
+        except Exception as error:
+            failures.append(error)
+
+    others, failures, queue = [], [], LocalQueue(locmem_locks.timing, lambda _: None)
+    end_other = lambda: queue.give_up(others[0], again=True)  # noqa: E731
+    for name, where in at_each_point(run, "core/local_queue.py", meanwhile=end_other):
+        assert not failures, where
+        assert [one for one in queue.line(name) if one not in others] == [], where
+        if others[0] in queue.line(name):  # its end came before it stood there
+            queue.give_up(others[0])
+        assert queue.length(name) == 0, where

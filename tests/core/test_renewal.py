@@ -23,7 +23,7 @@ from django_distlock.options import Terms
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
 from tests.support.inside import before_a_loss_is_told
-from tests.support.interrupts import at_each_point
+from tests.support.interrupts import Interrupter, at_each_point
 from tests.support.tools import PATIENCE, eventually, lock_request, renewer_of
 
 
@@ -287,7 +287,8 @@ def adopted(lease, hold):
     return other
 
 
-def test_one_that_is_adopted_while_new_ones_are_taken_in_is_renewed(alone, renewer, hold):
+@pytest.mark.parametrize("is_taken_in", [False, True])
+def test_one_that_is_adopted_while_new_ones_are_taken_in_is_renewed(alone, renewer, hold, is_taken_in):
     def hand_over():
         assert renewer.unregister(old)
         renewer.register(new)
@@ -296,6 +297,8 @@ def test_one_that_is_adopted_while_new_ones_are_taken_in_is_renewed(alone, renew
     new, old.token = adopted(old, hold), Text(old.token)
     renewer.unregister(old)
     renewer.register(old)
+    if is_taken_in:  # but not in the order of the renewer yet
+        assert renewer.get(old.token) is old
     old.token.before_use = hand_over
     assert renewer.renew() is not None
     assert renewer.get(new.token) is new
@@ -346,6 +349,78 @@ def test_an_interrupt_of_its_end_leaves_it_to_be_renewed_or_forgotten(alone, ren
         assert renewer.renew() is None, where
         assert not renewer.of_lock(name), where
     assert len(leases) > (15 if looks else 2)
+    hold.forget()
+
+
+@pytest.mark.parametrize("does", ["look", "end it", "end another", "hand it on"])
+@pytest.mark.parametrize("when", ["it is taken in", "it ends", "it is renewed"])
+def test_a_finalizer_may_come_at_each_point(alone, renewer, hold, when, does):
+    """Or a handler of a signal, that looks or ends a lease in the same thread."""
+    points = []
+
+    def meanwhile():
+        name = f"{len(points) + 1:04}"
+        lease, other, new = leases[name]
+        if does == "look":
+            renewer.get(lease.token)
+        elif does == "end another":
+            end(other)
+        elif end(lease) and does == "hand it on":
+            renewer.register(new)
+            ended.remove(new)
+
+    def end(lease):
+        is_the_one = renewer.unregister(lease)
+        ended.extend([lease] * is_the_one)
+        return is_the_one
+
+    def run(name):
+        lease, other = (hold(name, 60, ago=0, registers=False, slots=3) for _ in range(2))
+        leases[name] = lease, other, adopted(lease, hold)
+        ended.append(leases[name][2])
+        renewer.register(other)
+        renewer.get(other.token)
+        renewer.register(lease)
+        if when == "it is renewed":
+            renewer.renew()
+            return
+        renewer.of_lock(name)
+        if when == "it ends":
+            end(lease)
+
+    leases, ended = {}, []
+    for name, where in at_each_point(run, "core/renewal.py", "core/known_leases.py", meanwhile=meanwhile):
+        points.append(where)
+        assert len(ended) == len({*ended}), where
+        known = {*leases[name]} - {*ended}
+        assert {*renewer.leases()} == known, where
+        assert sorted(map(id, renewer.of_lock(name))) == sorted(map(id, known)), where
+        assert {renewer.get(one.token) for one in leases[name]} - {None} == known, where
+        assert (renewer.renew() is not None) == bool(known), where
+        assert all(renewer.unregister(one) for one in known), where
+        assert renewer.renew() is None, where
+    assert len(points) > 20
+    hold.forget()
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_one_that_another_thread_ends_while_it_is_taken_in_is_known_no_more(alone, renewer, hold, is_interrupted):
+    lease = hold("name", 60, ago=0, registers=False)
+    lease.token, ended = Text(lease.token), []
+    for number in range(1, 50 if is_interrupted else 2):
+        renewer.register(lease)
+        lease.token.before_use = lambda: ended.append(renewer.unregister(lease))
+        interrupter = Interrupter(number if is_interrupted else 5000, ("core/known_leases.py",))
+        interrupter.run(lambda: renewer.of_lock("name"))
+        lease.token.before_use = None
+        is_known = lease in renewer.leases()  # where its end was interrupted before it began
+        assert not (is_known and ended), interrupter.where
+        assert [*renewer.of_lock("name")] == [lease] * is_known, interrupter.where
+        assert (renewer.get(lease.token) is lease) == is_known, interrupter.where
+        assert (renewer.renew() is not None) == is_known, interrupter.where
+        assert renewer.unregister(lease) == is_known, interrupter.where
+        assert renewer.renew() is None, interrupter.where
+        ended.clear()
     hold.forget()
 
 

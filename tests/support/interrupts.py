@@ -27,10 +27,14 @@ class Interrupter:
 
     These are where a function, a generator or another round of a loop goes on, and where a function that is written
     in C has returned: its result is lost.
+
+    ``meanwhile``: is called there instead, as a finalizer is, and the package goes on.
     """
 
-    def __init__(self, number: int, files: tuple[str, ...] = ("",)) -> None:
-        self._left = number
+    def __init__(
+        self, number: int, files: tuple[str, ...] = ("",), meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        self._left, self._meanwhile = number, meanwhile
         self._files = tuple(f"{PACKAGE}/{file}" for file in files)
         self.where = ""
 
@@ -77,7 +81,9 @@ class Interrupter:
             sys.setprofile(None)
             file = frame.f_code.co_filename.removeprefix(PACKAGE)
             self.where = f"{file}:{frame.f_lineno} {frame.f_code.co_name}{after}"
-            raise Interrupt(self.where)
+            if self._meanwhile is None:
+                raise Interrupt(self.where)
+            self._meanwhile()
 
 
 @cache
@@ -90,10 +96,12 @@ def _jumps_back(code: CodeType) -> bool:
     return JUMP_BACKWARD in code.co_code[::2]
 
 
-def at_each_point(call: Callable[[str], object], *files: str) -> Iterator[tuple[str, str]]:
+def at_each_point(
+    call: Callable[[str], object], *files: str, meanwhile: Callable[[], object] | None = None
+) -> Iterator[tuple[str, str]]:
     """Call it with a new name for each of its points in these files, interrupted there. Yields names and points."""
     for number in range(1, 5000):
-        interrupter = Interrupter(number, files or ("",))
+        interrupter = Interrupter(number, files or ("",), meanwhile)
         name = f"{number:04}"
         interrupter.run(lambda: call(name))  # noqa: B023
         if not interrupter.where:
