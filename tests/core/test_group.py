@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -24,11 +25,12 @@ from django_distlock import (
     lock_all,
     locks,
 )
+from django_distlock.backends.common.timing import Timing
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing import lose, store_down
 from django_distlock.types import Grant
 from tests.support.leases import hold_elsewhere, wait_for_renewal
-from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores
+from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores, queue_of
 
 backend = backend_on("locmem")
 on_each_store = on_stores("redis", "locmem", "postgres", "redlock")
@@ -582,6 +584,25 @@ class TestOneOrder:
                     pass
             orders.append(acquired)
         assert orders[0] == orders[1]
+
+
+def test_the_time_for_which_it_waited_for_the_first_lock_costs_it_no_turn_at_the_second(locmem_locks, monkeypatch):
+    monkeypatch.setattr(Timing, "unresponsive_after", 1.0)
+    first, second, waiting = hold_elsewhere("a"), hold_elsewhere("b"), queue_of(locmem_locks)
+    ahead = Elsewhere(lock("b", wait=LONG))
+    group = Elsewhere(lock_all(lock("a"), lock("b"), wait=LONG))
+    eventually(lambda: (waiting.length("a"), waiting.length("b")) == (1, 1))
+    time.sleep(1.2)  # longer than whoever leads may do nothing
+    locmem_locks.release(first)
+    eventually(lambda: waiting.length("b") == 2)
+    behind = Elsewhere(lock("b", wait=LONG))
+    eventually(lambda: waiting.length("b") == 3)
+    locmem_locks.release(second)
+    eventually(lambda: ahead.leases)
+    ahead.ends()
+    eventually(lambda: group.leases or behind.leases)
+    assert not behind.leases
+    assert group.ends() is behind.ends() is None
 
 
 @pytest.mark.usefixtures("backend")
