@@ -74,15 +74,21 @@ class KnownLeases:
             self._take_out(lease)
 
     def _take_out(self, lease: Lease) -> None:
-        """Of the indexes."""
+        """Of the indexes; of that by token at last, so that it has all that an interrupt leaves in others."""
         token, key = lease.token, lease._request.key
-        for index in (self._by_token, self._unordered):
-            if token in index and index[token] is lease:
-                del index[token]
-        of_lock = self._by_lock.get(key, {})
-        of_lock.pop(lease, None)
+        self._by_lock.get(key, {}).pop(lease, None)
         if key in self._by_lock and not self._by_lock[key]:
             del self._by_lock[key]
+        for index in (self._unordered, self._by_token):
+            if token in index and index[token] is lease:
+                del index[token]
+
+    def _take_out_ended(self) -> None:
+        """What an interrupt has left in the indexes."""
+        with self._guard:
+            for lease in list(self._by_token.values()):
+                if lease not in self._known:
+                    self._take_out(lease)
 
     def _forget_all(self) -> None:
         """In a forked child: the leases are the parent's."""

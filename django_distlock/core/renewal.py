@@ -218,6 +218,7 @@ class Renewer(KnownLeases):
         self._order.clear()
         self._waiting.clear()
         self._ordered = 0
+        self._take_out_ended()
         self._unordered.update(self._by_token)
 
     def _put_back(self, leases: Sequence[Lease]) -> None:
