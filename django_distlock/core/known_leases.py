@@ -85,10 +85,10 @@ class KnownLeases:
 
     def _take_out_ended(self) -> None:
         """What an interrupt has left in the indexes."""
+        ended = [lease for lease in list(self._by_token.values()) if lease not in self._known]
         with self._guard:
-            for lease in list(self._by_token.values()):
-                if lease not in self._known:
-                    self._take_out(lease)
+            for lease in ended:
+                self._take_out(lease)
 
     def _forget_all(self) -> None:
         """In a forked child: the leases are the parent's."""
