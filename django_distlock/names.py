@@ -244,7 +244,7 @@ class Template:
                 value = self._text_of(field, arguments)
                 if len(value) > LONGEST_ACCEPTED:  # before the work of escaping it
                     raise _too_long(value)
-                is_number = value.isdecimal() and value.isascii()  # most are; their digits stand in escapes, too
+                is_number = value.isdecimal() and value.isascii()  # most are; no digit is ever escaped
                 name.append(value if is_number else self._escape.sub(_percent, value))
         return "".join(name)
 

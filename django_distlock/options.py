@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, NoReturn, Self, TypedDict
 
 from .exceptions import LockLost
 from .types import MOST_SLOTS
@@ -168,12 +168,15 @@ class Terms:
         if unknown := given.keys() - _CHECKS:
             raise TypeError(f"Terms have no {', '.join(map(repr, sorted(unknown)))}.")
         for name, check in _CHECKS.items():
-            setattr(self, name, check(name, given.get(name, getattr(Terms, name))))
+            object.__setattr__(self, name, check(name, given.get(name, getattr(Terms, name))))
         if self.slots > 1 and self.reentrant:
             raise ValueError(
                 "reentrant=True is for locks with one slot: a holder of one of several slots that asks again gets"
                 " another slot. Call the inner code without the lock."
             )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("Terms do not change, because many locks have the same; replace() returns others.")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Terms) and self.as_dict() == other.as_dict()

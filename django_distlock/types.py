@@ -82,7 +82,8 @@ def _here(pid: int, thread: str, label: str) -> tuple[str, int, str, str]:
 @lru_cache(maxsize=256)
 def _around_time(host: str, pid: int, thread: str, label: str, message: str, slots: int) -> tuple[str, str]:
     before = f"[{_encode(host)},{pid},{_encode(thread)},{_encode(label)}"
-    return before, f",{_encode(message)},{slots}]" if slots > 1 else f",{_encode(message)}]" if message else "]"
+    behind = f",{_encode(message)},{slots}]" if slots > 1 else f",{_encode(message)}]" if message else "]"
+    return before, behind
 
 
 MOST_SLOTS = 1000  # the largest number of slots of one lock

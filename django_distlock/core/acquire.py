@@ -340,7 +340,7 @@ class Acquisition(OwnLeases):
         if self._is_in_line:
             service.queue.leave(request)
             self._is_in_line = False
-        new_lease = Lease if type(answer) is Grant else _lease_class(type(answer))  # type: ignore[arg-type]
+        new_lease = Lease if type(answer) is Grant else _lease_class(type(answer))  # type: ignore[arg-type]  # hashable
         lease = new_lease(self.backend, request, answer, self._terms, service.renewer, self._execution)
         if lease._granted_clock < lease._deadline:
             self.grant = answer

@@ -90,7 +90,7 @@ class KnownLeases:
             for lease in ended:
                 self._take_out(lease)
 
-    def _forget_all(self) -> None:
+    def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
         self._guard = threading.RLock()  # another thread may have been inside
         self._known.clear()

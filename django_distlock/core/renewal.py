@@ -139,7 +139,7 @@ class Renewer(KnownLeases):
 
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
-        self._forget_all()
+        super().forget()
         self._order_anew()
         self._cleaner.forget()
 

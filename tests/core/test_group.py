@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -25,10 +24,11 @@ from django_distlock import (
     lock_all,
     locks,
 )
-from django_distlock.backends.common.timing import Timing
+from django_distlock.core import acquire
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing import lose, store_down
 from django_distlock.types import Grant
+from django_distlock.utils.clock import clock
 from tests.support.leases import hold_elsewhere, wait_for_renewal
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores, queue_of
 
@@ -587,12 +587,14 @@ class TestOneOrder:
 
 
 def test_the_time_for_which_it_waited_for_the_first_lock_costs_it_no_turn_at_the_second(locmem_locks, monkeypatch):
-    monkeypatch.setattr(Timing, "unresponsive_after", 1.0)
     first, second, waiting = hold_elsewhere("a"), hold_elsewhere("b"), queue_of(locmem_locks)
-    ahead = Elsewhere(lock("b", wait=LONG))
+    ahead, ago = Elsewhere(lock("b", wait=LONG)), [0.0]
+    eventually(lambda: waiting.length("b") == 1)
+    monkeypatch.setattr(acquire, "clock", lambda: clock() - (0.0 if threading.current_thread() is ahead else ago[0]))
+    ago[0] = 3 * locmem_locks.timing.unresponsive_after  # longer than whoever leads may do nothing
     group = Elsewhere(lock_all(lock("a"), lock("b"), wait=LONG))
-    eventually(lambda: (waiting.length("a"), waiting.length("b")) == (1, 1))
-    time.sleep(1.2)  # longer than whoever leads may do nothing
+    eventually(lambda: waiting.length("a") == 1)
+    ago[0] = 0.0
     locmem_locks.release(first)
     eventually(lambda: waiting.length("b") == 2)
     behind = Elsewhere(lock("b", wait=LONG))

@@ -104,6 +104,12 @@ class TestTerms:
         with pytest.raises(ValueError, match="ttl is 'soon'"):
             getattr(copy, "replace", Terms.replace)(terms, ttl="soon")  # of Python 3.13
 
+    def test_those_that_many_locks_have_do_not_change(self):
+        terms = Terms()
+        with pytest.raises(AttributeError, match=re.escape("replace() returns others")):
+            terms.ttl = 5.0
+        assert (terms.ttl, repr(terms.replace(label="nightly")).count("label='nightly'")) == (30.0, 1)
+
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
     def test_copies_are_the_same(self, copied):
         terms = Terms(ttl=5.0, label="nightly")

@@ -349,10 +349,15 @@ def test_an_interrupt_of_its_end_leaves_it_to_be_renewed_or_forgotten(alone, ren
         assert renewer.renew() is None, where
         assert not renewer.of_lock(name), where
     assert len(leases) > (15 if looks else 2)
+    known = [weakref.ref(one) for one in leases.values()]
+    leases.clear()
     hold.forget()
+    del lease
+    gc.collect()
+    assert not [one() for one in known if one()], "left in memory"
 
 
-@pytest.mark.parametrize("does", ["look", "end it", "end another", "hand it on"])
+@pytest.mark.parametrize("does", ["look", "end it", "end another", "hand it on", "hand it on and look"])
 @pytest.mark.parametrize("when", ["it is taken in", "it ends", "it is renewed"])
 def test_a_finalizer_may_come_at_each_point(alone, renewer, hold, when, does):
     """Or a handler of a signal, that looks or ends a lease in the same thread."""
@@ -365,9 +370,11 @@ def test_a_finalizer_may_come_at_each_point(alone, renewer, hold, when, does):
             renewer.get(lease.token)
         elif does == "end another":
             end(other)
-        elif end(lease) and does == "hand it on":
+        elif end(lease) and does != "end it":
             renewer.register(new)
             ended.remove(new)
+            if does == "hand it on and look":
+                renewer.get(new.token)
 
     def end(lease):
         is_the_one = renewer.unregister(lease)
@@ -404,14 +411,15 @@ def test_a_finalizer_may_come_at_each_point(alone, renewer, hold, when, does):
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_one_that_another_thread_ends_while_it_is_taken_in_is_known_no_more(alone, renewer, hold, is_interrupted):
+def test_one_that_is_ended_in_the_midst_of_being_taken_in_is_known_no_more(alone, renewer, hold, is_interrupted):
     lease = hold("name", 60, ago=0, registers=False)
-    lease.token, ended = Text(lease.token), []
+    lease.token, ended, points = Text(lease.token), [], set()
     for number in range(1, 50 if is_interrupted else 2):
         renewer.register(lease)
         lease.token.before_use = lambda: ended.append(renewer.unregister(lease))
         interrupter = Interrupter(number if is_interrupted else 5000, ("core/known_leases.py",))
         interrupter.run(lambda: renewer.of_lock("name"))
+        points.add(interrupter.where)
         lease.token.before_use = None
         is_known = lease in renewer.leases()  # where its end was interrupted before it began
         assert not (is_known and ended), interrupter.where
@@ -421,6 +429,7 @@ def test_one_that_another_thread_ends_while_it_is_taken_in_is_known_no_more(alon
         assert renewer.unregister(lease) == is_known, interrupter.where
         assert renewer.renew() is None, interrupter.where
         ended.clear()
+    assert len(points) > (15 if is_interrupted else 0)
     hold.forget()
 
 

@@ -49,7 +49,7 @@ class Interrupter:
         except Interrupt:
             pass
         except Exception:
-            if not self.where:  # SQLite makes an error of its own of what its functions raise
+            if self._meanwhile or not self.where:  # SQLite makes an error of its own of what its functions raise
                 raise
         finally:
             sys.settrace(others)
@@ -99,7 +99,10 @@ def _jumps_back(code: CodeType) -> bool:
 def at_each_point(
     call: Callable[[str], object], *files: str, meanwhile: Callable[[], object] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Call it with a new name for each of its points in these files, interrupted there. Yields names and points."""
+    """Call it with a new name for each of its points in these files, interrupted there. Yields names and points.
+
+    ``meanwhile``: as of ``Interrupter``.
+    """
     for number in range(1, 5000):
         interrupter = Interrupter(number, files or ("",), meanwhile)
         name = f"{number:04}"

@@ -283,3 +283,10 @@ class TestRefusals:
 
     def test_the_key_of_a_model_instance_is_fine(self):
         assert render("user:{0.pk}", (User(pk=1),)) == "user:1"
+
+
+@pytest.mark.parametrize("between", ["x", "\u0663", "-"])
+def test_what_stands_between_two_fields_is_escaped_in_values_also_if_it_is_a_letter_or_a_digit(between):
+    template = f"order:{{}}{between}{{}}"
+    assert render(template, (f"1{between}2", "3")) != render(template, ("1", f"2{between}3"))
+    assert render(template, (12, "3")) == f"order:12{between}3"
