@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from ..journal import QueuedWaiter
 from ..runs import LastRun
 from ..types import Crowded, Grant, LockInfo, LockRequest, Slot, digest, lock_key
 from ..utils.clock import clock, wall_clock, wall_clock_us
+from ..utils.guards import new_guard
 from .common import state
 from .common.state import Attempt, Decision, microseconds
 from .optional import ExchangeBackend, JournalBackend, RunsBackend
@@ -59,7 +59,7 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
 
     def __init__(self, alias: str, settings: Mapping[str, Any]) -> None:
         super().__init__(alias, settings)
-        self._guard = threading.RLock()  # held for dictionary work only, never while waiting
+        self._guard = new_guard()  # held for dictionary work only, never while waiting
         self._is_changing = False
         self._deferred: deque[tuple[LockRequest, float, bool]] = deque()  # releases that came during another change
         self._rows: dict[str, _Row] = {}
@@ -113,10 +113,13 @@ class LocMemBackend(ThreadedBackend, RunsBackend, JournalBackend, ExchangeBacken
         with self._exclusive() as is_exclusive:
             if not is_exclusive:
                 return None
-            if not all(state.is_free_for(self._row(request.key), Attempt.of(request)) for request in requests):
+            if not all(map(self._is_free_for, requests)):
                 return None
             answers = [self._acquire(request, queue=False) for request in requests]
         return [answer for answer in answers if isinstance(answer, Grant)]
+
+    def _is_free_for(self, request: LockRequest) -> bool:
+        return state.is_free_for(self._row(request.key), Attempt.of(request))
 
     def release(self, request: LockRequest, cooldown: float = 0.0, *, force: bool = False) -> bool:
         with self._exclusive() as is_exclusive:

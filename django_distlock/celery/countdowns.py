@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import threading
 from typing import Any
 
 from celery.signals import worker_init, worker_process_init  # type: ignore[import-untyped]
 
 from ..utils.clock import clock
+from ..utils.guards import new_guard
 
 LONGEST_PAUSE = 5.0  # seconds
 
@@ -22,7 +22,7 @@ class Countdowns:
     def __init__(self) -> None:
         self.most = 1
         self._ends: list[float] = []
-        self._guard = threading.Lock()
+        self._guard = new_guard()
 
     def take(self, length: float) -> bool:
         """Returns whether a countdown of ``length`` seconds may begin. If so, it is counted."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
@@ -22,6 +21,7 @@ from ..exceptions import LockBackendError
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.events import about_event
+from ..utils.guards import new_guard
 from ..utils.parallel import ask_in_thread
 
 LONGEST = 1.0  # seconds for which a store may take to answer
@@ -47,7 +47,7 @@ class Probes:
         fork.in_child(self._begin_anew)
 
     def _begin_anew(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = new_guard()
         self._last: dict[str, Probe] = {}
         self._failing: set[str] = set()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
+from ..utils.guards import new_guard
 from .lease import Lease
 
 
@@ -20,7 +20,7 @@ class KnownLeases:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.RLock()  # of the indexes
+        self._guard = new_guard()  # of the indexes
         self._known: dict[Lease, None] = {}
         self._new: dict[Lease, None] = {}  # of these, those that are in no index yet
         self._by_token: dict[str, Lease] = {}
@@ -92,7 +92,7 @@ class KnownLeases:
 
     def forget(self) -> None:
         """In a forked child: the leases are the parent's."""
-        self._guard = threading.RLock()  # another thread may have been inside
+        self._guard = new_guard()  # another thread may have been inside
         self._known.clear()
         for index in (self._new, self._by_token, self._by_lock, self._unordered):
             index.clear()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..types import LockRequest
 from ..utils.chance import chance
 from ..utils.clock import clock
+from ..utils.guards import new_guard
 
 if TYPE_CHECKING:
     from ..backends.common.timing import Timing
@@ -24,7 +24,7 @@ class LocalQueue:
     def __init__(self, timing: Timing, succeed: Callable[[LockRequest], None]) -> None:
         """``succeed`` gets each request that continues with the place of another one in the store."""
         self._timing, self._succeed = timing, succeed
-        self._guard = threading.RLock()  # the garbage collector may end a wait while this very thread is inside
+        self._guard = new_guard()  # the garbage collector may end a wait while this very thread is inside
         self._lines: dict[str, list[LockRequest]] = {}  # anybody may put in a new line; else only with the guard
 
     def join(self, request: LockRequest, now: float) -> bool:

@@ -6,7 +6,6 @@ import atexit
 import logging
 import re
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from django.utils.module_loading import import_string
 from ..exceptions import InvalidLockBackend, LockBackendDoesNotExist, LockBackendError
 from ..utils import fork
 from ..utils.events import about_event
+from ..utils.guards import new_guard
 from ..utils.text import quoted
 from ..utils.threads import end_all
 from ..utils.weak import WeakList
@@ -132,7 +132,7 @@ class LockBackends:
         fork.in_child(self._begin_anew)
 
     def _reset(self) -> None:
-        self._building = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
+        self._building = new_guard()  # a signal handler may ask for a lock while this very thread is inside
         self._services: dict[str, Service] = {}
 
     def _begin_anew(self) -> None:

@@ -15,6 +15,8 @@ from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .guards import new_guard
+
 Reset = Callable[[], None]
 MADV_WIPEONFORK = 18  # a constant of Linux that mmap does not have
 
@@ -95,7 +97,7 @@ def _begin_anew() -> None:
     pid = os.getpid()
     if _known_pid == pid:
         return
-    with _guards.setdefault(pid, threading.RLock()):  # never a lock that another thread held at the fork
+    with _guards.setdefault(pid, new_guard()):  # never a lock that another thread held at the fork
         if _known_pid == pid:
             return
         for reset in _functions:

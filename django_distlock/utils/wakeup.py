@@ -52,13 +52,15 @@ class WakeEvent:
         If ``sleep()`` returns False, the thread sleeps for the rest of the time.
         """
         deadline, self._wake = clock() + timeout, wake
+        has_work = True
         try:
             while True:
                 left = deadline - clock()
                 if self._is_set or left <= 0:
                     return self._is_set
-                if not sleep(left):
-                    return self.wait(deadline - clock())
+                if not has_work:
+                    return self.wait(left)
+                has_work = sleep(left)
         finally:
             self._wake = None
             self._is_set = False

@@ -17,7 +17,9 @@ PACKAGE = {
         "acquire", "belief", "busy", "dropped", "events", "holds", "labels", "lease", "lock", "own_leases", "registry",
         "transactions", "ungranted",
     ],
-    "utils": ["chance", "clock", "drive", "events", "fork", "other_words", "text", "threads", "wakeup", "weak"],
+    "utils": [
+        "chance", "clock", "drive", "events", "fork", "guards", "other_words", "text", "threads", "wakeup", "weak",
+    ],
 }  # fmt: skip
 GROUP = {"core": ["group"]}
 DECORATORS = {"": ["decorators"], "decorators": ["answers", "http", "key", "task_context", "wrapper"], **GROUP}

@@ -17,6 +17,7 @@ from django.db import Error, InterfaceError, OperationalError, ProgrammingError
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
+from ...utils.guards import new_guard
 from ..common.attempts import InDoubt
 from ..common.backoff import Backoff, retry
 from .connections import Pool
@@ -48,7 +49,7 @@ class Calls:
         fork.in_child(self._begin)
 
     def _begin(self) -> None:
-        self._guard = threading.RLock()
+        self._guard = new_guard()
         self._threads: ThreadPoolExecutor | None = None
         self._of_thread = threading.local()
         self._answered_at = 0.0  # when the database answered any call

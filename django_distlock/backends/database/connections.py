@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from django.db.backends.signals import connection_created
 
 from ...utils import fork
 from ...utils.clock import clock, monotonic
+from ...utils.guards import new_guard
 from ...utils.threads import start_thread
 from ...utils.weak import WeakList
 from ..common.backoff import Backoff, retry
@@ -105,7 +105,7 @@ class Pool:
 
     def _begin(self) -> None:
         self._idle: list[tuple[float, Wrapper]] = []
-        self._guard = threading.RLock()  # a signal handler may ask for a lock while this very thread is inside
+        self._guard = new_guard()  # a signal handler may ask for a lock while this very thread is inside
 
     @contextmanager
     def connection(self, timeout: float, deadline: float | None = None) -> Iterator[Wrapper]:

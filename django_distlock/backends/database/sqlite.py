@@ -20,6 +20,7 @@ from django.db import connections
 from ...exceptions import LockBackendError
 from ...models import ROWS_OF_DATABASE_BACKEND
 from ...utils.clock import clock, wall_clock_us
+from ...utils.guards import new_guard
 from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 
@@ -111,7 +112,7 @@ def make_file(file: str) -> None:
             os.close(descriptor)
 
 
-_making = threading.RLock()
+_making = new_guard()
 
 
 def prepare_file(wrapper: Any, timeout: float, timing: Timing) -> None:
@@ -146,30 +147,32 @@ class ForkGate:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # of an RLock, so that the thread that forks may pass
-        self._users = 0
+        self._guard = new_guard()  # which the thread that forks may pass
+        self._changed = threading.Condition(self._guard)
+        self._users: set[object] = set()
         self._forking: list[int] = []  # threads
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._forking or threading.get_ident() in self._forking)
-            self._users += 1
+        user = object()
         try:
+            with self._guard:
+                self._changed.wait_for(lambda: not self._forking or threading.get_ident() in self._forking)
+                self._users.add(user)
             yield
         finally:
-            with self._changed:
-                self._users -= 1
-                if self._forking:
+            self._users.discard(user)
+            if self._forking:
+                with self._guard:
                     self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Let no other thread pass until ``open()``. Returns whether the last user left within ``timeout`` seconds."""
-        self._changed.acquire()
+        self._guard.acquire()
         self._forking.append(threading.get_ident())
         return self._changed.wait_for(lambda: not self._users, timeout)
 
     def open(self) -> None:
         self._forking.remove(threading.get_ident())
         self._changed.notify_all()
-        self._changed.release()
+        self._guard.release()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -14,6 +13,7 @@ from django.db import OperationalError
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.events import about_event
+from ...utils.guards import new_guard
 from ...utils.threads import Worker
 
 logger = logging.getLogger("django_distlock")
@@ -43,7 +43,7 @@ class Watchdog:
     def _begin(self) -> None:
         self._calls: dict[int, tuple[float, Descriptor]] = {}  # number -> (deadline, descriptor of the socket)
         self._numbers = count()
-        self._guard = threading.RLock()  # a signal handler may call while it is held
+        self._guard = new_guard()  # a signal handler may call while it is held
 
     def _is_needed(self) -> bool:
         return bool(self._calls)

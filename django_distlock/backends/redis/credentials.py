@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 from ...utils import fork
 from ...utils.clock import clock
 from ...utils.events import about_event
+from ...utils.guards import new_guard
 from ...utils.text import printable
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
@@ -98,7 +98,7 @@ class Credentials:
             return credentials
 
     def _reset_after_fork(self) -> None:
-        self._guard = threading.RLock()
+        self._guard = new_guard()
         self._question: Future[Login] | None = None  # that a thread asks now
         self._connections: WeakSet[Any] = WeakSet()  # that get streamed tokens
 
@@ -165,13 +165,13 @@ class Credentials:
         return _Nothing()
 
 
-_guard = threading.RLock()
+_guard = new_guard()
 _known: WeakValueDictionary[int, Credentials] = WeakValueDictionary()  # by the id of the provider, which they keep
 
 
 def _reset_after_fork() -> None:
     global _guard
-    _guard = threading.RLock()
+    _guard = new_guard()
 
 
 fork.in_child(_reset_after_fork)

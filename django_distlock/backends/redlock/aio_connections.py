@@ -127,17 +127,20 @@ class AsyncNode(NodeState):
                     raise  # the node forgot our scripts; a new connection brings them
                 except ResponseError as error:
                     reply = error
-                if not self._pending:
-                    raise ConnectionError("a reply to nothing")
-                if self._pending[0].take(reply):
-                    self._pending.popleft()
-                    self.failure = None
+                self._take(reply)
         except (RedisError, OSError) as error:
             self._lose(error, connection)
             return error
         finally:
             self._lose(Closed("the loop ends"), connection)
             await connection.disconnect(nowait=True)
+
+    def _take(self, reply: object) -> None:
+        if not self._pending:
+            raise ConnectionError("a reply to nothing")
+        if self._pending[0].take(reply):
+            self._pending.popleft()
+            self.failure = None
 
     def close_with_undo(self, error: Exception) -> None:
         """Send commands that undo the pending messages, behind them, in case the node wakes up and executes these."""

@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError, MaxConnectionsError, TimeoutError
 from ...exceptions import LockBackendError
 from ...utils import fork
 from ...utils.clock import clock
+from ...utils.guards import new_guard
 from ...utils.threads import Worker, new_thread
 from ..common.permits import Permit, new_permits
 from ..common.timing import Timing
@@ -194,7 +195,8 @@ class Nodes:
         fork.in_child(self._reset_after_fork)
 
     def _reset_after_fork(self) -> None:
-        self._changed = threading.Condition(threading.RLock())  # a signal handler may ask while it is held
+        self._guard = new_guard()  # a signal handler may ask while it is held
+        self._changed = threading.Condition(self._guard)
         servers = zip(self._locations, self._breakers, strict=True)
         self._nodes = [Node(number, *server, self._timing) for number, server in enumerate(servers)]
         self._idle: deque[ConnectionSet] = deque()
@@ -262,7 +264,7 @@ class Nodes:
                     idle.append(connection_set)
                 finally:
                     permits.put(permit)
-                    with self._changed:
+                    with self._guard:
                         self._is_reading_late = False
                         self._changed.notify_all()
         if not self._is_open:
@@ -299,7 +301,7 @@ class Nodes:
     def _idle_set(self, timeout: float) -> ConnectionSet:
         with suppress(IndexError):
             return self._idle.pop()
-        with self._changed:  # the only set may be in use for late replies, for a moment
+        with self._guard:  # the only set may be in use for late replies, for a moment
             wait = min(timeout, self._timing.reconnect_pause)
             self._changed.wait_for(lambda: bool(self._idle) or not self._is_reading_late, wait)
         with suppress(IndexError):
@@ -308,7 +310,7 @@ class Nodes:
 
     def _fill(self, connection_set: ConnectionSet, timeout: float, limits: Limits) -> None:
         connect_wait = ConnectWait(self._majority, timeout, self._timing, limits)
-        with self._changed:
+        with self._guard:
             try:
                 self._filling.append(connection_set)
                 self._wait_for_connections(connection_set, connect_wait, limits)
@@ -360,7 +362,7 @@ class Nodes:
             failure = error
         if fork.is_copy(pid):
             return
-        with self._changed:
+        with self._guard:
             node.connecting_ended()
             if failure:
                 node.connecting_failed(began, failure)
@@ -400,7 +402,7 @@ class Nodes:
         self._close_idle(Closed("closed"))
 
     def _close_idle(self, why: Exception) -> None:
-        with self._changed:
+        with self._guard:
             _disconnect(self._idle, self._nodes, why)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import
 from ...utils import fork
 from ...utils.clock import clock, sleep
 from ...utils.events import about_event
+from ...utils.guards import new_guard
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
 from .config import Config
@@ -60,7 +60,7 @@ class Client:
         if inherited := getattr(self, "_opened", None):
             _inherited.append(inherited)
         self._opened: dict[str, Any] = {}  # kazoo's client, put in by a single step
-        self._ending = threading.RLock()  # by which it is taken out; a signal handler may do that, too
+        self._ending = new_guard()  # by which it is taken out; a signal handler may do that, too
         self._handler: Handler | None = None
         self._arrivals: set[WakeEvent] = set()  # of callers that wait for a connection
         self._refusal: Exception | None = None  # the reason why kazoo has given up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,10 +14,12 @@ from urllib.parse import quote
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
-from django_distlock.backends.database.sqlite import own_file
+from django_distlock.backends.database.sqlite import ForkGate, own_file
 from tests.support.databases import known_database
+from tests.support.interrupts import at_each_point
 from tests.support.programs import in_a_fork
 from tests.support.stores import DATABASE
+from tests.support.tools import PATIENCE
 
 SQLITE = "django.db.backends.sqlite3"
 
@@ -158,3 +161,24 @@ class TestOwner:
 
             answer = in_a_fork(work)
         assert "to which this user cannot write. Give it the owner and the mode of the database" in answer
+
+
+def test_who_is_interrupted_lets_others_fork():
+    gates, forked = {}, []
+
+    def use(name):
+        gate = gates[name] = ForkGate()
+        with gate.using():
+            pass
+
+    def fork():
+        for gate in gates.values():
+            forked.append(gate.close(0.0))
+            gate.open()
+
+    points = dict(at_each_point(use, "backends/database/sqlite.py", threading.__file__))
+    assert len(points) >= 5
+    thread = threading.Thread(target=fork, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert forked == [True] * len(gates), [*points.values()][len(forked) :][:1]

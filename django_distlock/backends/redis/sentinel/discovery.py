@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from ....utils import fork
 from ....utils.clock import clock
 from ....utils.drive import Call, Steps, adrive, drive
 from ....utils.events import about_event
+from ....utils.guards import new_guard
 from ....utils.text import printable
 from ....utils.threads import Worker
 from ....utils.wakeup import WakeEvent
@@ -156,7 +156,7 @@ class Sentinels:
         self._last_search: SearchResult | None = None
         self._searcher: WakeEvent | None = None  # of the thread or task that asks
         self._waiting: list[WakeEvent] = []  # of others that share the result
-        self._guard = threading.RLock()  # a signal handler may ask while this very thread is inside
+        self._guard = new_guard()  # a signal handler may ask while this very thread is inside
         self._connections: dict[str, Any] = {}  # of the poller, to sentinels
         self._poll_order = deque(self.locations)
         self._polled: dict[str, Master | None] = {}  # the master that each sentinel last named; None: none
