@@ -150,25 +150,43 @@ def test_a_row_that_comes_in_while_others_are_deleted(another):
     assert list(Order.objects.values_list("status", "fence")) == [("new", 9)]
 
 
+REPEATABLE_READ = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+
+
+@pytest.fixture
+def prepare(database):
+    """``prepare(*statements)``: for the session of the test, which ends with it."""
+
+    def execute(*statements):
+        with connections[ALIAS].cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    yield execute
+    connections[ALIAS].close()
+
+
 @servers
-def test_a_claim_reads_the_row_as_it_is_now(database, another):
+def test_a_claim_reads_the_row_as_it_is_now(database, another, prepare):
     """Also where the transaction has begun to read before, and the claim changes nothing."""
     Document.objects.create(name="report", body="draft", written_by=5)
-    level = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ" if database == "mariadb" else "SELECT 1"
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute(level)
+    if database == "mariadb":
+        prepare(REPEATABLE_READ, "SET SESSION innodb_snapshot_isolation = OFF")
     with transaction.atomic(ALIAS):
         assert Document.objects.get().body == "draft"
         Document.objects.using(another).update(body="amended")
         assert Document.objects.fenced(5).claim(pk="report").body == "amended"
 
 
-@pytest.mark.parametrize("tables", ["postgres"], indirect=True)
-def test_at_repeatable_read_the_database_refuses(another):
+@servers
+def test_at_repeatable_read_the_database_refuses(database, another, prepare):
     Document.objects.create(name="report", body="draft", written_by=5)
-    with pytest.raises(OperationalError, match="could not serialize"), transaction.atomic(ALIAS):
-        with connections[ALIAS].cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    if database == "mariadb":
+        prepare(REPEATABLE_READ, "SET SESSION innodb_snapshot_isolation = ON")
+    else:
+        prepare("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    refused = "could not serialize|Record has changed"
+    with pytest.raises(OperationalError, match=refused), transaction.atomic(ALIAS):
         assert Document.objects.get().body == "draft"
         Document.objects.using(another).fenced(9).update(body="of the successor")
         Document.objects.fenced(5).update(body="late")

@@ -64,7 +64,7 @@ _REFUSED_CONNECTION = (
 _FINAL_CLASSES = (ProgrammingError, DataError, NotSupportedError, ImproperlyConfigured, TypeError, ValueError)
 
 _LOST = {2006, 2013, 2055, 1927, 4031}  # the connection is gone, killed, or was idle for too long
-_DEADLOCK = 1213
+_ROLLED_BACK = {1213, 1020}  # a deadlock; a row that another one has changed, if innodb_snapshot_isolation is on
 
 
 def is_final(error: BaseException) -> bool:
@@ -94,7 +94,7 @@ def is_rolled_back(error: Exception) -> bool:
     """
     if (code := _sqlite_code(error)) is not None:
         return code & 0xFF == sqlite3.SQLITE_BUSY
-    return _sqlstate(error) in ("40001", "40P01") or _number(error) == _DEADLOCK
+    return _sqlstate(error) in ("40001", "40P01") or _number(error) in _ROLLED_BACK
 
 
 def is_of_another_session(error: Exception) -> bool:

@@ -34,9 +34,9 @@ POSTGRES = {
     "57P03": False, "58030": False,
 }  # fmt: skip
 MYSQL = {
-    1040: False, 1044: True, 1045: True, 1049: True, 1054: True, 1130: True, 1142: True, 1146: True, 1203: False,
-    1205: False, 1213: False, 1226: False, 1290: False, 1406: True, 1836: False, 1927: False, 2002: False, 2003: False,
-    2006: False, 2013: False, 2059: True,
+    1020: False, 1040: False, 1044: True, 1045: True, 1049: True, 1054: True, 1130: True, 1142: True, 1146: True,
+    1203: False, 1205: False, 1213: False, 1226: False, 1290: False, 1406: True, 1836: False, 1927: False, 2002: False,
+    2003: False, 2006: False, 2013: False, 2059: True,
 }  # fmt: skip
 SQLITE = {
     sqlite3.SQLITE_BUSY: False, sqlite3.SQLITE_LOCKED: False, sqlite3.SQLITE_FULL: False, sqlite3.SQLITE_IOERR: False,
