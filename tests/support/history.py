@@ -77,6 +77,8 @@ class Journal:
     def granted(self, lease: Lease, **_: Any) -> None:
         lease.__class__ = recorded_kind(lease)
         assert isinstance(lease, RecordedLease)
+        if not lease.is_held:
+            return  # its task was cancelled before this ran in a thread, and never learns of it
         lasts = GRANT if isinstance(lease, HandedLease) else lease.ttl  # it was granted a moment ago
         place, sent = self._places.pop(lease.token, ""), lease.deadline - lasts * 0.99 + 0.002
         sent = min(sent, self._asked.pop(lease.token, sent))  # which may have been repeated, for want of an answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -120,6 +121,13 @@ def _copy(folder: Path, to: Path) -> None:
     subprocess.run(["cp", "-a", folder, to], check=True)
 
 
+def _without_prepared(bouncer: str) -> str:
+    """The setting by which a pgbouncer that follows prepared statements, as it does from 1.21, lets that be."""
+    told = subprocess.run([bouncer, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = re.findall(r"\d+", told)[:2]
+    return "max_prepared_statements = 0\n" if (int(major), int(minor)) >= (1, 21) else ""
+
+
 class Bouncer:
     """pgbouncer before that server, in transaction mode or another.
 
@@ -136,7 +144,7 @@ class Bouncer:
         settings.write_text(
             f"[databases]\n* = host={server.folder} user=tests\n[pgbouncer]\nlisten_addr =\n"
             f"unix_socket_dir = {self.folder}\nauth_type = any\npool_mode = {mode}\n"
-            f"default_pool_size = {sessions}\nserver_round_robin = {int(in_turn)}\n"
+            f"default_pool_size = {sessions}\nserver_round_robin = {int(in_turn)}\n{_without_prepared(program)}"
         )
         if server.user:
             shutil.chown(self.folder, **server.user)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -33,8 +34,9 @@ def fork_in_c() -> int:
     """Past Python, which calls none of its hooks in the child: as servers that are written in C do.
 
     All other threads sleep meanwhile, and not for the lock of the interpreter: a child in which one is said to wait for
-    that lock hangs, or crashes.
+    that lock hangs, or crashes. Nor is a thread that has ended left to the collector, which would detach it there.
     """
+    gc.collect()
     [pid] = eventually(_fork_while_others_sleep)
     return int(pid)
 

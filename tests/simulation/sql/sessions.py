@@ -22,12 +22,14 @@ from .server import Server
 
 Work = Callable[[Any], Any]  # with a connection, as the package's statements know it
 
-# What is another one each time.
+# What is another one each time, or in other versions of the servers and drivers.
 OTHERS = (
     (r"\d{16}", "<moment>"),
     (r"\b(3000000000|29\d{8})\b", "<left>"),
     (r"[Pp]rocess \d+", "process <number>"),
     (r"transaction \d+", "transaction <number>"),
+    (r"waiting for ShareLock on transaction <number>\n", ""),
+    (r"during query \(\[Errno 32\] Broken pipe\)", "during query"),
     (r"tuple \(0,\d+\)", "tuple <place>"),
     (r"connection to server (on socket|at) .*? failed", "connection to server failed"),
 )
