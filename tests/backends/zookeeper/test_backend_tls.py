@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from contextlib import closing
@@ -98,6 +99,11 @@ def test_who_is_not_trusted_is_told_so(secured, pki, options, host, told):
     if options.get("ca"):
         options = {**options, "ca": pki.stranger.certificate}
     secured(host=host, request_timeout=2.0 if told == "no connection" else 10.0, **options)
-    with pytest.raises(LockBackendError, match=told):
-        lock("name").acquire()
+
+    def tells():
+        with pytest.raises(LockBackendError) as caught:
+            lock("name").acquire()
+        return re.search(told, str(caught.value))  # where "localhost" has two addresses, the other one may be told of
+
+    eventually(tells)
     assert not renewer_of(locks["default"]).is_cleaning
