@@ -1,8 +1,9 @@
 """Guards: the locks for data in memory, which a thread holds for moments.
 
-An exception that a handler of a signal raises, such as Ctrl-C or Celery's soft time limit, frees a guard that it finds
-held. A ``threading.Condition`` is not entered by ``with``, because an exception in its own code leaves it locked. It
-gets a guard, and that is entered.
+If a handler of a signal raises an exception, as for Ctrl-C or Celery's soft time limit, ``with`` frees the guard that
+the thread holds. This is not so of a ``threading.Condition``: an exception in its own code leaves it locked. So it gets
+a guard, and ``with`` enters that. An exception at the very begin of its ``wait()`` becomes a RuntimeError, but leaves
+nothing locked.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if sys.version_info[:2] == (3, 14):
     class _Guard(RLock):
         """An RLock for CPython 3.14, where ``with`` leaves an RLock locked if a handler raises as it is acquired.
 
-        There, ``with`` calls ``__enter__`` by an instruction that runs handlers after a function written in C. This
-        one is written in Python, and calls the function by an operator, which runs none. See
+        If ``__enter__`` is written in C, ``with`` runs handlers after it there. Here it is written in Python, after
+        which ``with`` runs none, and it acquires by an operator, because a call would run them as well. See
         https://github.com/python/cpython/issues/148874, which 3.15 has resolved.
         """
 

@@ -25,6 +25,7 @@ GROUP = {"core": ["group"]}
 DECORATORS = {"": ["decorators"], "decorators": ["answers", "http", "key", "task_context", "wrapper"], **GROUP}
 SERVER = {
     "": ["backends", "grants", "runs"],
+    "utils": ["shared_answer"],
     "core": ["cleaning", "known_leases", "local_queue", "renewal", "service"],
     "backends": ["base", "common", "optional", "redis", "twins"],
     "backends.common": [

@@ -25,6 +25,8 @@ from ..common.backoff import Backoff, retry
 from ..common.timing import Timing
 
 SUFFIX = "-locks"
+GATE_OPENS = 5.0  # seconds after which a gate opens by itself, where the fork or what should open it did not come
+GATE_LOOKS = 0.1  # seconds between looks at whether it has
 
 
 def own_file(name: str | Path) -> str:
@@ -147,17 +149,18 @@ class ForkGate:
     """
 
     def __init__(self) -> None:
-        self._guard = new_guard()  # which the thread that forks may pass
+        self._guard = new_guard()
         self._changed = threading.Condition(self._guard)
         self._users: set[object] = set()
-        self._forking: list[int] = []  # threads
+        self._forking: dict[int, float] = {}  # until when each of these threads keeps the others out, on clock()
 
     @contextmanager
     def using(self) -> Iterator[None]:
         user = object()
         try:
             with self._guard:
-                self._changed.wait_for(lambda: not self._forking or threading.get_ident() in self._forking)
+                while self._is_closed():
+                    self._changed.wait(GATE_LOOKS)
                 self._users.add(user)
             yield
         finally:
@@ -167,12 +170,19 @@ class ForkGate:
                     self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Let no other thread pass until ``open()``. Returns whether the last user left within ``timeout`` seconds."""
-        self._guard.acquire()
-        self._forking.append(threading.get_ident())
-        return self._changed.wait_for(lambda: not self._users, timeout)
+        """Let no other thread pass until ``open()``. Returns whether the last user left within ``timeout`` seconds.
+
+        CPython goes on where a hook of a fork was interrupted. So the gate opens by itself if nobody opens it.
+        """
+        with self._guard:
+            self._forking[threading.get_ident()] = clock() + timeout + GATE_OPENS
+            return self._changed.wait_for(lambda: not self._users, timeout)
 
     def open(self) -> None:
-        self._forking.remove(threading.get_ident())
-        self._changed.notify_all()
-        self._guard.release()
+        self._forking.pop(threading.get_ident(), None)
+        with self._guard:
+            self._changed.notify_all()
+
+    def _is_closed(self) -> bool:
+        me, now = threading.get_ident(), clock()
+        return any(until > now for thread, until in list(self._forking.items()) if thread != me)

@@ -10,7 +10,6 @@ import builtins
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from math import inf
 from typing import Any
 
@@ -18,6 +17,7 @@ import redis.asyncio
 
 from ...utils import fork
 from ...utils.clock import clock, sleep
+from ...utils.shared_answer import SharedAnswer
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
 from .exchange import AsyncDirectExchange, DirectExchange, RedisPyExchange
@@ -33,42 +33,52 @@ Address = tuple[Any, ...]  # as getaddrinfo has it: family, type, protocol, cano
 
 # Names. getaddrinfo has no timeout, so it runs in a thread, one for all callers with the same name.
 
-_lookups: dict[tuple[object, ...], Future[list[Address]]] = {}
+_lookups: dict[tuple[str, int, int], SharedAnswer[list[Address]]] = {}
 fork.in_child(_lookups.clear)  # its threads are the parent's
 _failed_at: dict[Address, float] = {}
 
 
-def _lookup(host: str, port: int, family: int) -> Future[list[Address]]:
+def _lookup(host: str, port: int, family: int) -> SharedAnswer[list[Address]]:
     key = host, port, family
     if (known := _lookups.get(key)) is not None:
         return known
-    lookup: Future[list[Address]] = Future()
+    lookup: SharedAnswer[list[Address]] = SharedAnswer()
     try:  # at once, if there is nothing to look up
-        lookup.set_result(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST))
-        return lookup
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         pass
-    if (other := _lookups.setdefault(key, lookup)) is not lookup:
-        return other
-    arguments = lookup, key, (host, port, family, socket.SOCK_STREAM)
-    if start_thread(f"distlock-lookup-{host}", _look_up, *arguments) is None:
-        _look_up(*arguments)
+    else:
+        lookup.find(lambda: found)
+        return lookup
+    try:
+        if (other := _lookups.setdefault(key, lookup)) is not lookup:
+            return other
+        if start_thread(f"distlock-lookup-{host}", _look_up, lookup, key) is None:
+            _look_up(lookup, key)
+    except BaseException:  # interrupted: perhaps nobody looks it up
+        _forget(lookup, key)
+        raise
     return lookup
 
 
-def _look_up(lookup: Future[list[Address]], key: tuple[object, ...], arguments: tuple[Any, ...]) -> None:
-    try:
-        lookup.set_result(socket.getaddrinfo(*arguments))
-    except UnicodeError as error:
-        lookup.set_exception(socket.gaierror(socket.EAI_NONAME, str(error)))
-    except BaseException as error:  # raised to those who wait
-        lookup.set_exception(error)
-    finally:
+def _look_up(lookup: SharedAnswer[list[Address]], key: tuple[str, int, int]) -> None:
+    def addresses() -> list[Address]:
+        try:
+            return socket.getaddrinfo(*key, socket.SOCK_STREAM)
+        except UnicodeError as error:
+            raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
+
+    lookup.find(addresses)
+    _forget(lookup, key)
+
+
+def _forget(lookup: SharedAnswer[list[Address]], key: tuple[str, int, int]) -> None:
+    if _lookups.get(key) is lookup:
         _lookups.pop(key, None)
 
 
-def _addresses(lookup: Future[list[Address]], host: str) -> list[Address]:
-    if not lookup.done():
+def _addresses(lookup: SharedAnswer[list[Address]], host: str) -> list[Address]:
+    if not lookup.is_there:
         raise socket.gaierror(socket.EAI_AGAIN, f"The name {host} was not resolved in time")
     # Those that failed lately come last, because each costs its share of the time.
     return sorted(lookup.result(), key=lambda address: clock() - _failed_at.get(address[4], -inf) < LATELY)
@@ -127,7 +137,7 @@ class _SocketKeeper:
 class TcpConnection(DirectExchange, _Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
-        lookup.add_done_callback(lambda _: resolved.set())
+        lookup.wake(resolved)
         resolved.wait(_left(self.connect_deadline))
         failure = OSError(f"The name {self.host} has no address")
         for address, seconds in _shares(_addresses(lookup, self.host), self.connect_deadline):
@@ -156,7 +166,7 @@ class TlsConnection(_SocketKeeper, redis.SSLConnection, TcpConnection):
 class AsyncTcpConnection(AsyncDirectExchange, _Tcp, redis.asyncio.Connection):
     async def _connect(self) -> None:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
-        lookup.add_done_callback(lambda _: resolved.set())
+        lookup.wake(resolved)
         await resolved.await_set(_left(self.connect_deadline))
         failure = OSError(f"The name {self.host} has no address")
         for address, seconds in _shares(_addresses(lookup, self.host), self.connect_deadline):

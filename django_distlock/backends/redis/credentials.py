@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from ...utils import fork
 from ...utils.clock import clock
 from ...utils.events import about_event
 from ...utils.guards import new_guard
+from ...utils.shared_answer import SharedAnswer
 from ...utils.text import printable
 from ...utils.threads import start_thread
 from ...utils.wakeup import WakeEvent
@@ -99,7 +99,7 @@ class Credentials:
 
     def _reset_after_fork(self) -> None:
         self._guard = new_guard()
-        self._question: Future[Login] | None = None  # that a thread asks now
+        self._question: SharedAnswer[Login] | None = None  # that a thread asks now
         self._connections: WeakSet[Any] = WeakSet()  # that get streamed tokens
 
     def login(self, timeout: float, *, anew: bool = False) -> Login:
@@ -108,13 +108,13 @@ class Credentials:
         Raises NoCredentials if it fails, or has no answer within ``timeout`` seconds.
         """
         question, answered = self._ask(anew=anew), WakeEvent()
-        question.add_done_callback(lambda _: answered.set())
+        question.wake(answered)
         answered.wait(timeout)
         return _answer(question, timeout)
 
     async def alogin(self, timeout: float, *, anew: bool = False) -> Login:
         question, answered = self._ask(anew=anew), WakeEvent()
-        question.add_done_callback(lambda _: answered.set())
+        question.wake(answered)
         await answered.await_set(timeout)
         return _answer(question, timeout)
 
@@ -126,24 +126,28 @@ class Credentials:
         if newest and newest.number > login.number:
             _renew(connection, newest)
 
-    def _ask(self, *, anew: bool) -> Future[Login]:
-        with self._guard:
-            if (question := self._question) and not anew:
-                return question
-            question = self._question = Future()
-        if start_thread("distlock-credentials", self._ask_provider, question) is None:
-            self._ask_provider(question)
+    def _ask(self, *, anew: bool) -> SharedAnswer[Login]:
+        question: SharedAnswer[Login] = SharedAnswer()
+        try:
+            with self._guard:
+                if (known := self._question) and not anew:
+                    return known
+                self._question = question
+            if start_thread("distlock-credentials", self._ask_provider, question) is None:
+                self._ask_provider(question)
+        except BaseException:  # interrupted: perhaps nobody asks
+            self._forget(question)
+            raise
         return question
 
-    def _ask_provider(self, question: Future[Login]) -> None:
-        try:
-            number = self._newest.number if self._newest else 0
-            question.set_result(Login(self._provider.get_credentials(), number))
-        except BaseException as error:  # raised to those who wait
-            question.set_exception(error)
-        finally:
-            if self._question is question:
-                self._question = None
+    def _ask_provider(self, question: SharedAnswer[Login]) -> None:
+        number = self._newest.number if self._newest else 0
+        question.find(lambda: Login(self._provider.get_credentials(), number))
+        self._forget(question)
+
+    def _forget(self, question: SharedAnswer[Login]) -> None:
+        if self._question is question:
+            self._question = None
 
     # A provider calls these in some thread; or on some event loop, and awaits the result
 
@@ -184,8 +188,8 @@ class _Nothing:
         return iter(())
 
 
-def _answer(question: Future[Login], timeout: float) -> Login:
-    if not question.done():
+def _answer(question: SharedAnswer[Login], timeout: float) -> Login:
+    if not question.is_there:
         raise NoCredentials(f"it gave no answer within {timeout:.1f} s")
     try:
         return question.result()

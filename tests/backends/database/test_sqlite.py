@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
@@ -14,9 +14,10 @@ from urllib.parse import quote
 import pytest
 
 from django_distlock import LockBackendError, lock, locks
+from django_distlock.backends.database import sqlite
 from django_distlock.backends.database.sqlite import ForkGate, own_file
 from tests.support.databases import known_database
-from tests.support.interrupts import at_each_point
+from tests.support.interrupts import Interrupt, at_each_point
 from tests.support.programs import in_a_fork
 from tests.support.stores import DATABASE
 from tests.support.tools import PATIENCE
@@ -161,6 +162,30 @@ class TestOwner:
 
             answer = in_a_fork(work)
         assert "to which this user cannot write. Give it the owner and the mode of the database" in answer
+
+
+def test_an_interrupted_fork_lets_others_pass(monkeypatch):
+    """CPython goes on after what a hook of a fork has raised."""
+    monkeypatch.setattr(sqlite, "GATE_OPENS", 0.2)
+    gates, passed = {}, []
+
+    def fork(name):
+        gate = gates[name] = ForkGate()
+        for hook in (lambda: gate.close(0.0), gate.open):
+            with suppress(Interrupt):
+                hook()
+
+    def use():
+        for gate in gates.values():
+            with gate.using():
+                passed.append(gate)
+
+    points = dict(at_each_point(fork, "backends/database/sqlite.py", threading.__file__))
+    assert len(points) >= 10
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert len(passed) == len(gates), [*points.values()][len(passed) :][:1]
 
 
 def test_who_is_interrupted_lets_others_fork():

@@ -17,12 +17,14 @@ import redis
 from django_distlock import LockBackendError, lock, locks
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis import connection
+from django_distlock.utils.clock import clock
 from tests.support import network
+from tests.support.interrupts import at_each_point
 from tests.support.network import lookups, resolving, swallowing
 from tests.support.ports import free_port
 from tests.support.scripted import Scripted
 from tests.support.stores import REDIS, REDIS_CLUSTER
-from tests.support.tools import ending_within, eventually, renewer_of
+from tests.support.tools import PATIENCE, ending_within, eventually, renewer_of
 
 pytestmark = pytest.mark.seconds(1)
 
@@ -128,6 +130,22 @@ class TestNames:
             list(threads.map(ask, range(10)))
             assert all(isinstance(one, LockBackendError) for one in told.result())
         assert resolver.asked == ["crowd.test"]
+
+    def test_are_asked_for_again_after_an_interrupt(self, resolver):
+        """At any point, also where it is unknown whether a thread will ask."""
+        resolver.names["redis.test"] = ["127.0.0.1"]
+        port = free_port()
+
+        def connect(_):
+            opened = connection.TcpConnection(host="redis.test", port=port)
+            opened.connect_deadline = clock() + PATIENCE
+            with pytest.raises(redis.ConnectionError) as caught:
+                opened.connect()
+            return str(caught.value)
+
+        files = "backends/redis/connection.py", "utils/shared_answer.py", "utils/threads.py"
+        points = [point for _, point in at_each_point(connect, *files) if "refused" not in connect("")]
+        assert points == []
 
     def test_that_do_not_exist_are_an_error_at_once(self, settings, calls, monkeypatch):
         settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": REDIS, "LOCATION": "redis://no..such.name:6379/0"}}

@@ -19,6 +19,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.credentials import Credentials
 from django_distlock.signals import lock_lost
 from tests.support.credentials import RIGHTS, USER, Account, Asked, Managed, Pushing
+from tests.support.interrupts import at_each_point
 from tests.support.leases import lease_of, wait_for_renewal
 from tests.support.programs import FORKS, in_a_fork
 from tests.support.scripted import Scripted
@@ -641,6 +642,25 @@ class TestAProviderThatFails:
             eventually(provider.asked.is_set)
             provider.may_answer.set()
             assert [look.result(PATIENCE) for look in looks] == [[[]]] * 10
+
+    def test_is_asked_again_after_an_interrupt(self):
+        """At any point, also where it is unknown whether a thread will ask."""
+
+        class Quick(CredentialProvider):
+            def get_credentials(self):
+                return ("password",)
+
+        asked = {}
+
+        def ask(name):
+            asked[name] = credentials = Credentials.of(Quick())
+            assert credentials.login(PATIENCE).get_credentials() == ("password",)
+
+        files = "backends/redis/credentials.py", "utils/shared_answer.py", "utils/threads.py"
+        points = dict(at_each_point(ask, *files))
+        assert len(points) >= 10
+        for credentials in asked.values():
+            assert credentials.login(PATIENCE).get_credentials() == ("password",)
 
     def test_that_others_have_asked_before_is_asked_anew_by_whom_it_misled(self):
         provider, answers = Slow(), []
