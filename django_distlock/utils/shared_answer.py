@@ -29,7 +29,7 @@ class SharedAnswer(Generic[Answer]):
         for event in self._waiting.copy():
             event.set()
 
-    def wake(self, event: WakeEvent) -> None:
+    def notify(self, event: WakeEvent) -> None:
         """Set the event when the answer is there."""
         self._waiting.append(event)
         if self.is_there:  # after the append, because the answer may have come meanwhile

@@ -14,7 +14,7 @@ from tests.support.tools import PATIENCE
 
 def waiting_for(answer):
     event = WakeEvent()
-    answer.wake(event)
+    answer.notify(event)
     return event
 
 

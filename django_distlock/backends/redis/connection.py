@@ -137,7 +137,7 @@ class _SocketKeeper:
 class TcpConnection(DirectExchange, _Tcp, redis.Connection):
     def _connect(self) -> socket.socket:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
-        lookup.wake(resolved)
+        lookup.notify(resolved)
         resolved.wait(_left(self.connect_deadline))
         failure = OSError(f"The name {self.host} has no address")
         for address, seconds in _shares(_addresses(lookup, self.host), self.connect_deadline):
@@ -166,7 +166,7 @@ class TlsConnection(_SocketKeeper, redis.SSLConnection, TcpConnection):
 class AsyncTcpConnection(AsyncDirectExchange, _Tcp, redis.asyncio.Connection):
     async def _connect(self) -> None:
         lookup, resolved = _lookup(self.host, self.port, self.socket_type), WakeEvent()
-        lookup.wake(resolved)
+        lookup.notify(resolved)
         await resolved.await_set(_left(self.connect_deadline))
         failure = OSError(f"The name {self.host} has no address")
         for address, seconds in _shares(_addresses(lookup, self.host), self.connect_deadline):

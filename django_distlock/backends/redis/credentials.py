@@ -108,13 +108,13 @@ class Credentials:
         Raises NoCredentials if it fails, or has no answer within ``timeout`` seconds.
         """
         question, answered = self._ask(anew=anew), WakeEvent()
-        question.wake(answered)
+        question.notify(answered)
         answered.wait(timeout)
         return _answer(question, timeout)
 
     async def alogin(self, timeout: float, *, anew: bool = False) -> Login:
         question, answered = self._ask(anew=anew), WakeEvent()
-        question.wake(answered)
+        question.notify(answered)
         await answered.await_set(timeout)
         return _answer(question, timeout)
 
