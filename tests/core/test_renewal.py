@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -429,7 +430,8 @@ def test_one_that_is_ended_in_the_midst_of_being_taken_in_is_known_no_more(alone
         assert renewer.unregister(lease) == is_known, interrupter.where
         assert renewer.renew() is None, interrupter.where
         ended.clear()
-    assert len(points) > (10 if is_interrupted else 0)
+    fewest = 15 if sys.version_info < (3, 12) else 10  # later ones tell of no function in C that "with" calls
+    assert len(points) > (fewest if is_interrupted else 0)
     hold.forget()
 
 

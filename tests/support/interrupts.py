@@ -73,7 +73,7 @@ class Interrupter:
         return self._stepped
 
     def _returned(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_return" and frame.f_code.co_filename.startswith(self._files) and not _enters_safely(frame):
+        if event == "c_return" and frame.f_code.co_filename.startswith(self._files):
             self._passed(frame, f" after {argument.__name__}()")
 
     def _passed(self, frame: FrameType, after: str) -> None:
@@ -86,12 +86,6 @@ class Interrupter:
             if self._meanwhile is None:
                 raise Interrupt(self.where)
             self._meanwhile()
-
-
-def _enters_safely(frame: FrameType) -> bool:
-    """Whether a function written in C has entered a "with", where CPython 3.15 runs no handlers; 3.13 tells of none."""
-    called_at = frame.f_lasti
-    return sys.version_info >= (3, 15) and _instructions(frame.f_code)[called_at - 2] == opcode.opmap["LOAD_SPECIAL"]
 
 
 @cache

@@ -159,7 +159,7 @@ class ForkGate:
         user = object()
         try:
             with self._guard:
-                while self._is_closed():
+                while self._forking and self._is_closed():
                     self._changed.wait(GATE_LOOKS)
                 self._users.add(user)
             yield
