@@ -159,7 +159,7 @@ class ForkGate:
         user = object()
         try:
             with self._guard:
-                while self._forking and self._is_closed():
+                while self._is_closed():
                     self._changed.wait(GATE_LOOKS)
                 self._users.add(user)
             yield
@@ -184,5 +184,7 @@ class ForkGate:
             self._changed.notify_all()
 
     def _is_closed(self) -> bool:
+        if not self._forking:
+            return False
         me, now = threading.get_ident(), clock()
         return any(until > now for thread, until in list(self._forking.items()) if thread != me)
