@@ -159,8 +159,7 @@ class ForkGate:
         user = object()
         try:
             with self._guard:
-                while self._is_closed():
-                    self._changed.wait(GATE_LOOKS)
+                self._wait_until_open()
                 self._users.add(user)
             yield
         finally:
@@ -182,6 +181,10 @@ class ForkGate:
         self._forking.pop(threading.get_ident(), None)
         with self._guard:
             self._changed.notify_all()
+
+    def _wait_until_open(self) -> None:
+        while self._is_closed():
+            self._changed.wait(GATE_LOOKS)
 
     def _is_closed(self) -> bool:
         if not self._forking:
