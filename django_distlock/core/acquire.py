@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
@@ -12,7 +13,7 @@ from .. import signals
 from ..exceptions import LockBackendError
 from ..journal import NOT_RENEWED, Event
 from ..options import Terms
-from ..types import Crowded, Grant, LockInfo, LockRequest, digest, execution_kind, place_of
+from ..types import Crowded, Grant, LockInfo, LockRequest, State, digest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
@@ -64,6 +65,7 @@ class Acquisition(OwnLeases):
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     grant: Grant | None = None  # the one that its lease is made of
     outage_pauses: tuple[float, float] | None = None  # the shortest and the longest, of one that outlasts an outage
+    needed: Sequence[Lease] = ()  # of its lock_all(): once one of them is lost, it waits in vain
     _deadline = inf
     _hold: Hold | None = None
     _left: Lease | None = None  # when that was undone
@@ -134,10 +136,14 @@ class Acquisition(OwnLeases):
         return self._answered(answer)
 
     def steps(self) -> Steps[Lease | LockInfo]:
-        """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError."""
+        """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError, LockLost."""
         if self._service.journal:
             self._note(Event.WAITS, " ".join(digest(had.token) for had in had_by(self._execution, self.backend.alias)))
+        for lease in self.needed:
+            lease._watch(self.request.event)
         while not self._refusal:
+            if lost := next((lease for lease in self.needed if lease._ended is State.LOST), None):
+                raise lost._lost_error()
             try:
                 if self._pause:
                     yield from self._wait_for_turn(self._pause)

@@ -631,6 +631,26 @@ class TestLosses:
         eventually(lambda: held() == [])
         assert elsewhere.leases is None
 
+    @on_each_store
+    @pytest.mark.parametrize("place", ["first", "behind another one"])
+    def test_a_loss_ends_the_wait(self, entering, place):
+        """Also of one that stands behind others of its process, and is woken by nobody."""
+        hold_elsewhere("b")
+        if place != "first":
+            before = Elsewhere(lock("b", wait=LONG))
+            eventually(lambda: queue_of(locks["default"]).length("b") == 1)
+        group = Elsewhere(entering(lock_all(lock("a"), lock("b"), wait=None)))
+        [lease] = eventually(lambda: [lease for lease in locks.leases() if lease.name == "a"])
+        eventually(lambda: queue_of(locks["default"]).length("b") == (1 if place == "first" else 2))
+        lose(lease)
+        error = group.ends()
+        assert isinstance(error, LockLost)
+        assert error.lease is lease
+        assert held() == ["b"]
+        if place != "first":
+            lock("b").force_release()
+            assert before.ends() is None
+
     def test_after_one_loss_each_raises(self, entering):
         with pytest.raises(LockLost) as caught, entering(lock_all(lock("a"), lock("b"))) as leases:
             one, two = leases
