@@ -11,7 +11,6 @@ from django_distlock import LockBackendError, LockLost, State, adopt, distribute
 from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.client import AsyncClient, Client
-from django_distlock.backends.redis.operations import RENEW, RENEW_SLOT
 from django_distlock.core.handed_lease import HandedLease
 from django_distlock.core.holds import ResponseRetainer
 from django_distlock.core.lease import Lease
@@ -28,10 +27,9 @@ REDIS = "django_distlock.backends.redis.RedisBackend"
 
 @pytest.fixture
 def backends(valkey, store, settings):
-    """Two that know nothing of each other: ``default`` waits for what ``other`` has."""
+    """Two that know nothing of each other: ``default`` waits for what ``other`` has. The server knows no script."""
     settings.DISTRIBUTED_LOCKS = {alias: {"BACKEND": REDIS, "LOCATION": valkey.url} for alias in ("default", "other")}
-    for script in (RENEW, RENEW_SLOT):  # else what is sent after the first message is refused
-        store.script_load(script.text)
+    store.script_flush()
     yield locks
     locks.close()
 
@@ -279,6 +277,20 @@ class TestBelief:
         with adopt(lease.detach()) as adopted:
             assert adopted.remaining > 50
             assert in_store(store)[1:3] == [adopted.token, "h"]
+        waiter.leaves()
+
+    @pytest.mark.parametrize("slots", [1, 3])
+    def test_that_is_detached_at_once_is_confirmed(self, store, waiting, slots, monkeypatch):
+        """Also by a server that has confirmed none before. Nobody asks once more."""
+        monkeypatch.setattr(Timing, "confirmed_after", 3600.0)
+        waiter, lease = handed(store, waiting, slots=slots, ttl=60, on_lost="log")
+        lease.detach()
+
+        def confirmed():
+            values = [store.get("lock:name") or "", *store.zrange("lock|l:name", 0, -1)]
+            return any(value.startswith(f"1 {lease.token} h ") for value in values)
+
+        eventually(confirmed)
         waiter.leaves()
 
     def test_is_confirmed_by_a_renewal(self, store, waiting, unconfirmed):
