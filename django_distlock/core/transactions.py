@@ -207,8 +207,8 @@ class Deferral(Retainer):
     what = TRANSACTION
 
     def __init__(self, lease: Lease, opened: Transaction) -> None:
+        self._transaction = opened  # first: an interrupt in the next line leaves it to __del__
         super().__init__(lease, opened)
-        self._transaction = opened
 
     def over(self) -> None:
         self.release()
