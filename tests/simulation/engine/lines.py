@@ -44,6 +44,7 @@ class Lines:
     def __init__(self, scheduler: Scheduler, share_of: Callable[[CodeType], float], waits: float) -> None:
         self._scheduler = scheduler
         self.strikes: Callable[[Process], object] = lambda process: None  # told of each exception
+        self.pauses: Callable[[Process, float], object] = lambda process, seconds: None  # told where others went first
         self._share_of = cache(share_of)
         self._waits = waits
         self._planned: WeakKeyDictionary[object, tuple[str, int]] = WeakKeyDictionary()
@@ -82,6 +83,7 @@ class Lines:
             thread.paused_for += seconds
             thread.process.paused_for += seconds
             thread.process.stopped_for += seconds
+            self.pauses(thread.process, seconds)
         if self._left and frame.f_code.co_filename.startswith(STRUCK):
             execution = _execution()
             has_returned = self._has_returned.pop(execution, False)

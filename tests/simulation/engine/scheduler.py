@@ -63,6 +63,7 @@ class Process:
         self.pid = next(self._pids)
         self.is_alive = True
         self.has_forked = False  # the simulation goes on with its child
+        self.is_child = False  # in which a call may go on that its parent began
         self.is_stopped = False
         self.stopped_for = 0.0  # seconds in all, and with them those for which any of its threads was paused
         self.paused_for = 0.0  # those of its threads alone
@@ -195,7 +196,7 @@ class Scheduler:
     def fork(self, parent: Process, parent_lives: float) -> Process:
         """The running thread goes on in a child, where it is alone. Its parent stands still, and dies later."""
         running, child = self.current, Process(parent.name, parent.host)
-        parent.name, parent.has_forked = f"{parent.name}-{parent.pid}", True
+        parent.name, parent.has_forked, child.is_child = f"{parent.name}-{parent.pid}", True, True
         parent.threads.remove(running)
         child.threads.append(running)
         running.process = child

@@ -116,8 +116,8 @@ class GroupJudge(Judge):
             self._judges.fail(f"several locks: {self}: told {error!r}, and the store has its leases of {held}")
 
     def _judge_patience(self, error: LockBackendError) -> None:
-        """The next lock may be asked for the first time, when the one before was waited for."""
-        if len(self.tokens) <= len({*self.names}) and not self.name:
+        """The next lock may be asked for the first time, when the one before was waited for. Its end waits for none."""
+        if len(self.tokens) <= len({*self.names}) and not self.name and not self._leases:
             super()._judge_patience(error)
 
     @property

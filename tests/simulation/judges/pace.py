@@ -33,6 +33,7 @@ class PaceJudge:
         self._used_at: WeakKeyDictionary[Socket, float] = WeakKeyDictionary()  # when a command of it was executed
         self._probes: WeakSet[Socket] = WeakSet()  # a connection for one question, whether the server answers again
         self._cancelled_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
+        self._paused_at: defaultdict[Process, float] = defaultdict(lambda: -inf)
 
     def cancels(self, process: Process) -> None:
         """A call. What stands on its connection then is not known, so that it is closed."""
@@ -41,6 +42,11 @@ class PaceJudge:
     def was_cancelled_since(self, process: Process, moment: float) -> bool:
         """Whether a call of that process was."""
         return self._cancelled_at[process] >= moment
+
+    def pauses(self, process: Process, seconds: float) -> None:
+        """One of its threads, between two lines. The time of its call may be over before it sees the answer."""
+        if seconds > FAR:
+            self._paused_at[process] = self._simulation.scheduler.now
 
     def closes(self, socket: Socket) -> None:
         """One that works. Subscriptions end with those who wait."""
@@ -53,6 +59,7 @@ class PaceJudge:
             or self._may_fail()
             or self._simulation.longest_distance_since(now - 1.0) > FAR
             or now - self._cancelled_at[process] < 1.0
+            or now - self._paused_at[process] < 1.0
             or now - self._used_at.get(socket, -inf) > 1.0
         )
         if not is_explained:

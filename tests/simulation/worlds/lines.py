@@ -30,6 +30,7 @@ class ThreadsWorld(RedisWorld):
         self.lines = Lines(self.scheduler, self._share_of, 4 * simulation.distance)
         # What stands on a connection then is not known, as after a cancellation.
         self.lines.strikes = lambda process: simulation.judges.pace.cancels(process)
+        self.lines.pauses = lambda process, seconds: simulation.judges.pace.pauses(process, seconds)
         self.scheduler.trace = self.lines.trace
 
     def _share_of(self, code: CodeType) -> float:
