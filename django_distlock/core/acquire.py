@@ -374,8 +374,10 @@ class Acquisition(OwnLeases):
     def _may_ask_again(self, error: LockBackendError) -> bool:
         """Whether it is to ask a store again that failed, after ``_retry_pause``."""
         self._refuse_to_be_a_copy(error)
-        # An attempt that failed after the wait was the last: another one would take too long.
-        is_last = self._is_last or (self._pending is self.request and clock() >= self._deadline)
+        # An attempt that failed after the wait was the last: another one would take too long. It would, too, after a
+        # look from the queue that took long to fail.
+        grace = 0.0 if self._pending is self.request else self.backend.timing.prompt_failure
+        is_last = self._is_last or clock() >= self._deadline + grace
         if is_last or error.is_final or not (self.has_waited or self.outage_pauses):
             return False
         if error.was_asked and not self._retry_pause:

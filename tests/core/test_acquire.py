@@ -319,6 +319,27 @@ class TestOthers:
             wrapped(lock("name", wait=wait)).acquire()
         assert len(attempts) == 2
 
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_wait_for_a_turn_that_fails_late_is_followed_by_no_attempt(self, settings, monkeypatch, way):
+        """The same where it is the wait that asks the store."""
+        settings.DISTRIBUTED_LOCKS = {"default": {"BACKEND": LOCMEM}}
+        backend, waits = locks["default"], []
+
+        def slow(request, timeout):
+            waits.append(request)
+            time.sleep(timeout + 2 * backend.timing.prompt_failure)
+            raise LockBackendError("no")
+
+        async def aslow(request, timeout):
+            slow(request, timeout)
+
+        backend.acquire(lock_request(), queue=False)
+        monkeypatch.setattr(backend, "wait_for_turn", slow)
+        monkeypatch.setattr(backend, "await_for_turn", aslow)
+        with calling(way) as wrapped, pytest.raises(LockBackendError, match="no"):
+            wrapped(lock("name", wait=0.05)).acquire()
+        assert len(waits) == 1
+
     def test_a_ttl_that_no_answer_keeps_is_told_however_long_the_wait(self, valkey_locks, monkeypatch):
         grants = []
 
