@@ -51,7 +51,16 @@ from tests.support.postgres import PLACES_OF_BOUNCER, Bouncer
 from tests.support.programs import in_a_fork
 from tests.support.requirements import missing
 from tests.support.stores import DATABASE
-from tests.support.tools import PATIENCE, ending_within, eventually, lock_request, locked_names, queue_of, threads_of
+from tests.support.tools import (
+    PATIENCE,
+    ending_within,
+    eventually,
+    lock_request,
+    locked_names,
+    queue_of,
+    renewer_of,
+    threads_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -717,6 +726,7 @@ class TestFaults:
             with pytest.raises(LockBackendError, match="longer than DISTRIBUTED_LOCKS"):
                 lock("name").acquire()
             writer.connection.execute("ROLLBACK")
+        eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
         locks.close()
 
     def test_a_transaction_that_writes_to_the_file_of_the_locks_itself(self, sqlite_locks, settings):
@@ -727,6 +737,7 @@ class TestFaults:
                 cursor.execute("CREATE TABLE own (id integer)")
             with pytest.raises(LockBackendError, match="database 'wrong'.*would wait for itself.*Give DATABASES"):
                 lock("name").acquire()
+        eventually(lambda: not renewer_of(locks["default"]).is_cleaning)
         locks.close()
 
 
