@@ -171,7 +171,7 @@ class Operations:
         return commands
 
     def renew_nothing(self, request: LockRequest) -> list[Command]:
-        """So that the server knows the scripts before ``confirm()`` calls one, whose reply nobody reads."""
+        """Renew what nobody has, so that the server knows both scripts when ``confirm()`` calls one unheard."""
         return [self._renewal(request, request.token, slot, False, request.ttl) for slot in (1, 2)]
 
     def confirm(self, request: LockRequest, client: Any) -> bool:
