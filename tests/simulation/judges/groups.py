@@ -122,8 +122,12 @@ class GroupJudge(Judge):
 
     @property
     def waits_since(self) -> float:
-        """Since when it may be waiting for the lock that it asks for alone; inf: for none."""
-        return self._asked_alone_at if self.name else inf
+        """Since when it may be waiting for the lock that it asked for alone.
+
+        inf: for none, or it has that one, and stands behind others of its process for the next.
+        """
+        has_it = self.tokens.keys() & (self._judges.holders_in_store() or {}).get(self.name, ())
+        return self._asked_alone_at if self.name and not has_it else inf
 
 
 def judge_step(judges: Judges, requests: Sequence[LockRequest], grants: Sequence[Grant] | None, since: float) -> None:
