@@ -294,11 +294,13 @@ class LockRequest:
         return LockRequest(**attributes)
 
     def with_new_token(self) -> "LockRequest":
-        """A copy of the request with another token, for a caller that gives this one back."""
-        return self.copy(
+        """A copy of the request with another token, for a caller that gives this one back. The same event wakes it."""
+        new = self.copy(
             token=new_token(), slot=1, in_doubt=False, inbox="", place="", handed=None, placed_at=-inf,
             is_unconfirmed=False, is_release_in_doubt=False, longest_ttl=0.0, asking=False,
         )  # fmt: skip
+        vars(new)["_event"] = self.event
+        return new
 
     def inherit(self, other: "LockRequest") -> None:
         """Take over the place in the store of one that stood before."""

@@ -13,7 +13,7 @@ from .. import signals
 from ..exceptions import LockBackendError
 from ..journal import NOT_RENEWED, Event
 from ..options import Terms
-from ..types import Crowded, Grant, LockInfo, LockRequest, State, digest, execution_kind, place_of
+from ..types import Crowded, Grant, LockInfo, LockRequest, digest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
@@ -65,7 +65,7 @@ class Acquisition(OwnLeases):
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     grant: Grant | None = None  # the one that its lease is made of
     outage_pauses: tuple[float, float] | None = None  # the shortest and the longest, of one that outlasts an outage
-    needed: Sequence[Lease] = ()  # of its lock_all(): once one of them is lost, it waits in vain
+    needed: Sequence[Lease] = ()  # of its lock_all(): once one of them has ended, it waits in vain
     _deadline = inf
     _hold: Hold | None = None
     _left: Lease | None = None  # when that was undone
@@ -139,15 +139,13 @@ class Acquisition(OwnLeases):
         """Wait and ask again until the lock is granted, or not worth waiting for. Raises LockBackendError, LockLost."""
         if self._service.journal:
             self._note(Event.WAITS, " ".join(digest(had.token) for had in had_by(self._execution, self.backend.alias)))
-        for lease in self.needed:
-            lease._watch(self.request.event)
+        self._check_needed()  # after it began to watch them
         while not self._refusal:
-            if lost := next((lease for lease in self.needed if lease._ended is State.LOST), None):
-                raise lost._lost_error()
             try:
                 if self._pause:
                     yield from self._wait_for_turn(self._pause)
                 if not self._take_turn(clock()):
+                    self._check_needed()
                     continue
                 answer = yield Call("acquire", (self.request,), {"queue": self._wants_place})
             except LockBackendError as error:
@@ -157,6 +155,7 @@ class Acquisition(OwnLeases):
             else:
                 if (end := self._answered(answer)) is not None:
                     return end
+                self._check_needed(is_answered=True)
         return self._refusal
 
     def conclude(self, answer: Lease | LockInfo) -> Signal | None:
@@ -370,6 +369,12 @@ class Acquisition(OwnLeases):
         yield self._wait("wait_for_turn", self._service.queue.schedule_look(request, longest))
         self._refuse_to_be_a_copy()
         request.holder, self._retry_pause = request.holder.from_now(), 0.0
+
+    def _check_needed(self, *, is_answered: bool = False) -> None:
+        """Raise LockLost if it waits in vain. What was lost in an outage counts only after an answer of the store."""
+        for lease in self.needed:
+            if lease._ended and (is_answered or not lease._is_unknown):
+                raise lease._lost_error()
 
     def _may_ask_again(self, error: LockBackendError) -> bool:
         """Whether it is to ask a store again that failed, after ``_retry_pause``."""

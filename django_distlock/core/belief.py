@@ -91,20 +91,15 @@ class Belief:
             await ended.await_set(seconds)
 
     @contextmanager
-    def _watched(self) -> Iterator[WakeEvent]:
-        """An event that is set when the lease ends. Look before you wait, because it may have ended already."""
-        ended = WakeEvent()
-        watchers = self._watch(ended)
+    def _watched(self, ended: WakeEvent | None = None) -> Iterator[WakeEvent]:
+        """The event is set when the lease ends. Look before you wait, because it may have ended already."""
+        ended = ended or WakeEvent()
+        watchers = vars(self).setdefault("_watchers", [])  # in one step: two may be the first
+        watchers.append(ended)
         try:
             yield ended
         finally:
             watchers.remove(ended)
-
-    def _watch(self, ended: WakeEvent) -> list[WakeEvent]:
-        """Set the event when the lease ends. Returns the list that has it."""
-        watchers: list[WakeEvent] = vars(self).setdefault("_watchers", [])  # in one step: two may be the first
-        watchers.append(ended)
-        return watchers
 
     def _seconds_to(self, deadline: float) -> float:
         """How long to sleep: until then, or until the lease is out of time without a renewal."""

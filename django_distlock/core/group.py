@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,10 +47,10 @@ def lock_all(*handles: Lock, wait: float | timedelta | None = WAIT) -> LockGroup
     granted is renewed while the call waits for the next ones. A thread or task that already holds a lock and asks for
     more does not have this guarantee.
 
-    ``with`` raises LockNotAcquired or LockTimeout for a lock that is busy, LockLost at once if one is lost while the
-    call waits for the next ones, LockReentry, LockBackendError, ValueError for the same name with different options.
-    Then nothing is held. Raises TypeError for an argument that is no handle of ``lock()``, ValueError for a bad
-    ``wait`` or without a handle.
+    ``with`` raises LockNotAcquired or LockTimeout for a lock that is busy, LockLost if one is lost while the call
+    waits for the next ones, which ends the wait, LockReentry, LockBackendError, ValueError for the same name with
+    different options. Then nothing is held. Raises TypeError for an argument that is no handle of ``lock()``,
+    ValueError for a bad ``wait`` or without a handle.
     """
     if not handles:
         raise ValueError("lock_all() was given no lock: name one or more, lock_all(lock('a'), lock('b')).")
@@ -336,7 +336,10 @@ class GroupAcquisition:
             acquisition.request.holder = acquisition.request.holder.from_now()
             acquisition.needed = [lease for one in self._open if (lease := one.acquisition.lease)]
         self._open.append(member)
-        answer = yield Call("answer", (acquisition,))
+        with ExitStack() as watching:
+            for lease in acquisition.needed:
+                watching.enter_context(lease._watched(acquisition.request.event))
+            answer = yield Call("answer", (acquisition,))
         signal = acquisition.conclude(answer)
         if acquisition.lease is None:
             self._signal = signal

@@ -319,6 +319,11 @@ class TestOthers:
             wrapped(lock("name", wait=wait)).acquire()
         assert len(attempts) == 2
 
+    def test_a_request_that_takes_another_token_is_woken_by_the_same_event(self):
+        request = lock_request()
+        assert request.with_new_token().event is request.event
+        assert request.copy().event is not request.event
+
     @pytest.mark.parametrize("way", WAYS)
     def test_a_wait_for_a_turn_that_fails_late_is_followed_by_no_attempt(self, settings, monkeypatch, way):
         """The same where it is the wait that asks the store."""

@@ -29,6 +29,7 @@ from django_distlock.core.renewal import Renewer
 from django_distlock.testing import lose, store_down
 from django_distlock.types import Grant
 from django_distlock.utils.clock import clock
+from tests.support.inside import waiters_for_the_end_of
 from tests.support.leases import hold_elsewhere, wait_for_renewal
 from tests.support.tools import PATIENCE, backend_on, eventually, lock_request, on_stores, queue_of
 
@@ -633,15 +634,16 @@ class TestLosses:
 
     @on_each_store
     @pytest.mark.parametrize("place", ["first", "behind another one"])
-    def test_a_loss_ends_the_wait(self, entering, place):
-        """Also of one that stands behind others of its process, and is woken by nobody."""
+    def test_a_loss_ends_the_wait(self, entering, place, backend, monkeypatch):
+        """Also of one that stands behind others of its process. Nobody looks by itself."""
+        monkeypatch.setattr(backend.timing, "look_interval", 3600.0)
         hold_elsewhere("b")
         if place != "first":
             before = Elsewhere(lock("b", wait=LONG))
-            eventually(lambda: queue_of(locks["default"]).length("b") == 1)
+            eventually(lambda: queue_of(backend).length("b") == 1)
         group = Elsewhere(entering(lock_all(lock("a"), lock("b"), wait=None)))
         [lease] = eventually(lambda: [lease for lease in locks.leases() if lease.name == "a"])
-        eventually(lambda: queue_of(locks["default"]).length("b") == (1 if place == "first" else 2))
+        eventually(lambda: queue_of(backend).length("b") == (1 if place == "first" else 2))
         lose(lease)
         error = group.ends()
         assert isinstance(error, LockLost)
@@ -650,6 +652,33 @@ class TestLosses:
         if place != "first":
             lock("b").force_release()
             assert before.ends() is None
+
+    @pytest.mark.parametrize("place", ["first", "behind another one"])
+    def test_a_loss_in_an_outage_is_part_of_the_outage(self, entering, place, backend, monkeypatch):
+        """Of which all handles say that the body runs."""
+        hold_elsewhere("b")
+        waiting = [Elsewhere(lock("b", wait=LONG))] if place != "first" else []
+        eventually(lambda: backend.count_waiters(["b"]) == [len(waiting)])
+        handles = [lock(name, ttl=0.5, on_unavailable="run") for name in "ab"]
+        waiting.append(group := Elsewhere(entering(lock_all(*handles, wait=LONG))))
+        eventually(lambda: backend.count_waiters(["b"]) == [1] and queue_of(backend).length("b") == len(waiting))
+        [lease] = [lease for lease in locks.leases() if lease.name == "a"]
+        with store_down():
+            eventually(lambda: lease.state is State.LOST)
+            monkeypatch.setattr(acquire, "clock", lambda: clock() + 2 * LONG)  # the time of all is over
+            queue_of(backend).wake("b")
+            leases = eventually(lambda: group.leases)
+            assert {lease.state for lease in leases} == {State.UNAVAILABLE}
+        for one in waiting:
+            one.ends()
+        assert group.error is None
+
+    def test_a_wait_leaves_nothing_with_a_lease_that_goes_on(self, entering):
+        hold_elsewhere("b")
+        with lock("a") as lease:
+            with pytest.raises(LockTimeout), entering(lock_all(lock("a", reentrant=True), lock("b"), wait=0.01)):
+                pass
+            assert waiters_for_the_end_of(lease) == 0
 
     def test_after_one_loss_each_raises(self, entering):
         with pytest.raises(LockLost) as caught, entering(lock_all(lock("a"), lock("b"))) as leases:
