@@ -137,8 +137,8 @@ class RedisBackend(GeneratorBackend, RunsBackend, JournalBackend, ExchangeBacken
             except NoListener:
                 return False
         if not listener.is_counted(name):
-            question = self._operations.ears(request.key, listener.inbox(name))
-            reply = yield Call("send", ((question, *self._operations.renew_nothing(request)), request.deadline))
+            question = self._operations.ears(request, listener.inbox(name), gives_leases=listener.gives_leases)
+            reply = yield Call("send", (question, request.deadline))
             if not reply.is_by_next_owner:
                 listener.note_count(name, self._operations.counts_ears(reply))
         return bool(listener.is_counted(name))

@@ -158,8 +158,15 @@ class Operations:
         more = (*more, *_told_slots(slots)) if any(more) else ()
         return RELEASE.head(2 + len(more)), pack_parts(milliseconds(self._timing.grant_ttl), *more)
 
-    def ears(self, lock: str, inbox: str) -> Command:
-        return EARS.call(packed_keys(self._keys.lease(lock)), inbox)
+    def ears(self, request: LockRequest, inbox: str, *, gives_leases: bool) -> list[Command]:
+        """The question whether scripts are told who hears a message.
+
+        ``gives_leases``: waiters take leases by messages there, and confirm them by scripts whose replies nobody reads.
+        The server gets to know these by renewals of what nobody has.
+        """
+        question = EARS.call(packed_keys(self._keys.lease(request.key)), inbox)
+        renewals = [self._renewal(request, request.token, slot, False, request.ttl) for slot in (1, 2)]
+        return [question, *renewals] if gives_leases else [question]
 
     def renew(self, wanted: Sequence[tuple[LockRequest, float]]) -> list[Command]:
         commands = []
@@ -169,10 +176,6 @@ class Operations:
                 kept = request.renewal = *about, self._renewal(request, *about)
             commands.append(kept[-1])
         return commands
-
-    def renew_nothing(self, request: LockRequest) -> list[Command]:
-        """Renew what nobody has, so that the server knows both scripts when ``confirm()`` calls one unheard."""
-        return [self._renewal(request, request.token, slot, False, request.ttl) for slot in (1, 2)]
 
     def confirm(self, request: LockRequest, client: Any) -> bool:
         """Send the command that confirms what was handed to the request. False: it was not sent."""

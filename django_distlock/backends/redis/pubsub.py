@@ -61,6 +61,7 @@ class RedisListener(WakeupListener):
         self._location = location
         self._new_channel = new_channel
         self._hand_back = hand_back
+        self.gives_leases = not location.failover_timeout  # by its messages; a former master tells of its own leases
         super().__init__(name, timing, waiters)
 
     def _reset_after_fork(self) -> None:
@@ -133,7 +134,7 @@ class RedisListener(WakeupListener):
             self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _inbox_of(self, request: LockRequest) -> str:
-        if not request.takes_by_message or self._location.failover_timeout:  # a former master tells of its own leases
+        if not (request.takes_by_message and self.gives_leases):
             return self._inbox
         kind = self._inbox[:1]
         return BY_MESSAGE.get(kind, kind) + self._inbox[1:]

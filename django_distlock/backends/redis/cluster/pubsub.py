@@ -33,6 +33,8 @@ logger = logging.getLogger("django_distlock")
 class ClusterListener:
     """The same as ``RedisListener``, for all primaries."""
 
+    gives_leases = False  # its waiters look
+
     def __init__(
         self,
         client: ClusterClient,
