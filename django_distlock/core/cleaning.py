@@ -22,7 +22,7 @@ logger = logging.getLogger("django_distlock")
 
 
 class PendingRelease:
-    """A release that is tried until its TTL has freed the lock anyway, and nothing is kept of its place in the queue.
+    """A release that is tried until its TTL has freed the lock anyway.
 
     ``until`` is inf if no TTL does that: such a release is tried until the store has made or finally refused it.
     ``on_released`` is called once the store says that it has freed the lock.
@@ -52,8 +52,7 @@ class Cleaner:
 
     def add(self, request: LockRequest, cooldown: float, on_released: Callable[[], None] | None) -> None:
         now = clock()
-        kept_for = max(request.retires_for, self._backend.timing.queue_ttl if request.inbox else 0.0)
-        until = inf if self._backend.has_sessions else now + kept_for
+        until = inf if self._backend.has_sessions else now + request.retires_for
         pending = PendingRelease(request, now + cooldown, until, on_released)
         if not request.is_offer:
             self._pending[request.token] = pending

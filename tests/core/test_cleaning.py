@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 
-from django_distlock import LockBackendError
 from django_distlock.backends.common.timing import Timing
 from django_distlock.core.cleaning import Cleaner
 from django_distlock.core.local_queue import LocalQueue
@@ -74,18 +73,3 @@ def test_an_offer_replaces_nothing():
     cleaner.add(first, 0.0, None)
     eventually(lambda: may_end.is_set() and not cleaner.is_busy)
     assert store.released == [first, second]
-
-
-def test_a_place_in_the_queue_is_given_back_though_the_store_was_away_for_longer_than_the_ttl():
-    """No TTL ends it, and the lock would be handed to it."""
-
-    def meanwhile():
-        raise LockBackendError("away")
-
-    request = lock_request("name", ttl=0.0)
-    request.inbox = "Sinbox"
-    store = Store(meanwhile)
-    cleaner = Cleaner(store, LocalQueue(store.timing, lambda request: None))
-    cleaner.add(request, 0.0, None)
-    eventually(lambda: not cleaner.is_busy)
-    assert store.released == [request, request]

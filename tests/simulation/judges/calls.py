@@ -49,6 +49,7 @@ class Judges:
         self._judging: dict[Judge, None] = {}  # in their order
         self._ended: deque[tuple[float, Process]] = deque()  # calls, and when
         self._asked_at: dict[str, float] = {}  # by token: when the call began that got it
+        self.given_up: set[tuple[str, str]] = set()  # aliases and locks of releases that a store refused for long
         self._fences: defaultdict[str, int] = defaultdict(int)
         self._freed_at: list[tuple[str, float]] = []  # names, and when
         self._waits: defaultdict[tuple[Process, str], list[Wait]] = defaultdict(list)
@@ -151,6 +152,9 @@ class Judges:
     def _logged(self, record: logging.LogRecord) -> None:
         """Nothing fails unseen in a background thread or a task of the package."""
         self._simulation.world.logged(record)
+        about: Mapping[str, Any] = getattr(record, "distlock", {})
+        if about.get("event") == "release-given-up":
+            self.given_up.add((about["alias"], about["name"]))
         text = re.sub(r"/simulation-\w+/", "/simulation/", record.getMessage())  # another folder in each run
         self._simulation.tell(f"log {record.levelname} {text[:200]}")
         if record.exc_info and record.exc_info[1]:
