@@ -185,9 +185,12 @@ class QueueJudge:
     def _is_told_to_look(executed: Executed, first: str) -> bool:
         """Whether the last one before it, for which too many slots were taken, was found gone in the end.
 
-        Scripts look for that where a lease ends soon. They tell the next one of it, which then takes the slot.
+        Scripts look for that where a lease ends soon. They tell the next one of it, which then takes the slot. A caller
+        that wants a slot itself does not leave it at that.
         """
         before, after = executed.before, executed.after
+        if executed.script == "acquire" and len(after.leases) < executed.slots:
+            return False
         gone = before.places.keys() - after.places.keys() - {executed.token, *after.tokens}
         return any(
             before.places[one] < after.places[first] and before.numbers[one] <= len(after.leases) for one in gone
@@ -202,8 +205,11 @@ class QueueJudge:
             self._fail(f"S4: {executed.token[:6]} left, and its place is kept")
 
     def _judge_places(self) -> None:
-        """S4: whoever has ceased to wait has no place, as soon as the store answers."""
-        unwanted = {}
+        """S4: whoever has ceased to wait has no place, as soon as the store answers.
+
+        If it did not within the TTL, the place stays until it is handed the lock, and hands that back.
+        """
+        unwanted, given_up = {}, self._store.simulation.judges.given_up
         for token in self._store.state(self._name).places:
             process = self._askers.get(token)
             # A "wait" that comes after its caller has left may leave a place behind, and hands back what that gets.
@@ -211,6 +217,8 @@ class QueueJudge:
             if is_left or self._store.simulation.judges.is_called_for(self._name, process=process):
                 continue
             if not process or not self._store.is_undisturbed(process, self._store.now):
+                continue
+            if (process.name, self._name) in given_up:
                 continue
             unwanted[token] = since = self._unwanted_since.get(token, self._store.now)
             if self._store.now - since > Timing.retry_delay + self._store.soon:
