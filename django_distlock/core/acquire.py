@@ -13,7 +13,7 @@ from .. import signals
 from ..exceptions import LockBackendError
 from ..journal import NOT_RENEWED, Event
 from ..options import Terms
-from ..types import Crowded, Grant, LockInfo, LockRequest, digest, execution_kind, place_of
+from ..types import Crowded, Grant, LockInfo, LockRequest, State, digest, execution_kind, place_of
 from ..utils import fork
 from ..utils.clock import clock
 from ..utils.drive import Call, Steps
@@ -65,7 +65,7 @@ class Acquisition(OwnLeases):
     busy: LockInfo | None = None  # who has the lock, where it was not granted
     grant: Grant | None = None  # the one that its lease is made of
     outage_pauses: tuple[float, float] | None = None  # the shortest and the longest, of one that outlasts an outage
-    needed: Sequence[Lease] = ()  # of its lock_all(): once one of them has ended, it waits in vain
+    needed: Sequence[Lease] = ()  # of its lock_all(): once one of them is lost, it waits in vain
     _deadline = inf
     _hold: Hold | None = None
     _left: Lease | None = None  # when that was undone
@@ -373,7 +373,7 @@ class Acquisition(OwnLeases):
     def _check_needed(self, *, is_answered: bool = False) -> None:
         """Raise LockLost if it waits in vain. What was lost in an outage counts only after an answer of the store."""
         for lease in self.needed:
-            if lease._ended and (is_answered or not lease._is_unknown):
+            if lease._ended is State.LOST and (is_answered or not lease._is_unknown):
                 raise lease._lost_error()
 
     def _may_ask_again(self, error: LockBackendError) -> bool:
