@@ -27,7 +27,7 @@ from django_distlock import (
 from django_distlock.core import acquire
 from django_distlock.core.renewal import Renewer
 from django_distlock.testing import lose, store_down
-from django_distlock.types import Grant
+from django_distlock.types import Grant, Holder
 from django_distlock.utils.clock import clock
 from tests.support.inside import waiters_for_the_end_of
 from tests.support.leases import hold_elsewhere, wait_for_renewal
@@ -652,6 +652,25 @@ class TestLosses:
         if place != "first":
             lock("b").force_release()
             assert before.ends() is None
+
+    def test_a_loss_just_before_the_wait_ends_it(self, entering, backend, monkeypatch):
+        """Of one that stands behind others. Nobody wakes it any more."""
+        monkeypatch.setattr(backend.timing, "look_interval", 3600.0)
+        hold_elsewhere("b")
+        before, from_now = Elsewhere(lock("b", wait=LONG)), Holder.from_now
+        eventually(lambda: queue_of(backend).length("b") == 1)
+
+        def losing(holder):  # called before the next lock is asked for
+            for lease in locks.leases():
+                if lease.name == "a":
+                    lose(lease)
+            return from_now(holder)
+
+        monkeypatch.setattr(Holder, "from_now", losing)
+        group = Elsewhere(entering(lock_all(lock("a"), lock("b"), wait=None)))
+        assert isinstance(group.ends(), LockLost)
+        lock("b").force_release()
+        assert before.ends() is None
 
     @pytest.mark.parametrize("place", ["first", "behind another one"])
     def test_a_loss_in_an_outage_is_part_of_the_outage(self, entering, place, backend, monkeypatch):

@@ -21,6 +21,7 @@ from django_distlock.backends.common.timing import Timing
 from django_distlock.backends.redis.cluster import routing
 from django_distlock.backends.redis.cluster.routing import ASKING, Address, RoutedRequest, SlotMap
 from django_distlock.backends.redis.keys import slot_of
+from django_distlock.backends.redis.operations import RENEW, RENEW_SLOT
 from django_distlock.backends.redis.replies import Reply
 from django_distlock.backends.redis.scripts import Command, pack
 from django_distlock.types import Grant
@@ -215,6 +216,17 @@ class TestMovingSlots:
             cluster.move(slot, to)
             eventually(lambda: subscribed(cluster).get(to.port))
             eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
+        assert waiter.gets_in() > lease.fence
+
+    @pytest.mark.parametrize("way", ["thread", "task"])
+    def test_waiters_renew_nothing(self, cluster, way):
+        """As they do at one server. From a slot on its way, one renewal would go to the next owner."""
+        source = node_of(cluster, "name")
+        with lock("name", ttl=3600) as lease:
+            source.client.script_flush()
+            waiter = Waiter("name", way)
+            eventually(lambda: locks["default"].count_waiters(["name"]) == [1])
+            assert source.client.script_exists(RENEW.sha, RENEW_SLOT.sha) == [False, False]
         assert waiter.gets_in() > lease.fence
 
     def test_the_subscription_to_a_slot_on_its_way_stands(self, cluster, monkeypatch):
